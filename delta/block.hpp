@@ -47,7 +47,7 @@ inline constexpr unsigned kLowBitsMax = 48;
 inline constexpr unsigned kRunStateAlignment = 64;
 
 // Version 3 of the format, which can only be read.
-inline constexpr unsigned kWideStates = 64;  // of the separate stream for long runs of dense symbols
+inline constexpr unsigned kManyStates = 64;  // interleaved states of the separate stream for long dense runs
 inline constexpr unsigned kEscape = 511;     // in a table entry: the token follows in BlockSource::bits
 
 // Maps an element's old bits v to its class, clamp(((v >> exponent_shift) & exponent_mask) - base, 0, 31), and a class
@@ -109,9 +109,9 @@ struct RansReader {
   std::uint64_t word_index = 0;  // of the next word
   std::uint32_t turn = 0;        // index of the next symbol's state
 };
-// Like RansReader with kWideStates states. Every run begins with state 0.
-struct WideRansReader {
-  alignas(64) std::uint32_t state[kWideStates] = {};
+// Like RansReader with kManyStates states. Every run begins with state 0.
+struct ManyStateRansReader {
+  alignas(64) std::uint32_t state[kManyStates] = {};
   const std::byte* words = nullptr;
   std::uint64_t word_count = 0;
   std::uint64_t word_index = 0;
@@ -162,10 +162,10 @@ struct BlockSource {
   SmallReader small;
   BitReader low;
   const RansEntry* dense_tables = nullptr;  // version 3: kRansSlots entries for each dense range
-  bool is_wide = false;                     // dense symbols come from `wide`; false: from `narrow`
+  bool is_wide = false;                     // version 3: dense symbols come from `wide`; false: from `narrow`
   RansReader narrow;
-  WideRansReader wide;
-  BitReader bits;
+  ManyStateRansReader wide;
+  BitReader bits;                     // version 3: what the symbols of dense elements leave out of their steps
   bool has_output_per_block = false;  // each block is written to its own memory, worth prefetching
   std::uint64_t changed = 0;          // steps taken
   bool malformed = false;
@@ -184,10 +184,10 @@ struct Kernels {
   // Packs the elements of dense ranges, as found by sort(). Both outputs have room for kSpareElements more elements. At
   // least one range is not dense.
   void (*pack[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const SortedBlock& sorted,
-                  std::byte* olds, std::byte* now);
+                  std::byte* old_elements, std::byte* now);
   // Appends the small symbols, low bits and exceptions of packed elements of dense ranges.
-  void (*put_dense[4])(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
-                       BlockSink& sink);
+  void (*put_dense[4])(const std::byte* old_elements, const std::byte* now, std::uint32_t count,
+                       const BlockModel& model, BlockSink& sink);
   // Writes the block's new content to `now`. `sorted` is scratch memory.
   void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
                      BlockSource& source, std::byte* now);
@@ -200,8 +200,8 @@ struct Kernels {
                              std::uint64_t* counts);
   // Adds one to counts[range << kTokenBits | symbol] for each element of dense ranges; symbol 0 is "unchanged", t + 1
   // is step token t.
-  void (*count_steps[4])(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
-                         std::uint32_t* counts);
+  void (*count_steps[4])(const std::byte* old_elements, const std::byte* now, std::uint32_t count,
+                         const BlockModel& model, std::uint32_t* counts);
   // Writes runs of small symbols (BlockSink::dense_symbols) before `end`, from the last run and symbol to the first.
   // There must be room for one byte per symbol and kSmallStatesMax more. Returns the first byte.
   std::byte* (*write_small)(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,

@@ -67,23 +67,23 @@ template <class T>
 std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t count, std::uint32_t* changed) {
   std::uint32_t total = 0, i = 0;
   for (; i + 32 <= count; i += 32) {
-    const std::byte* p = prev + i * sizeof(T);
-    const std::byte* c = cur + i * sizeof(T);
+    const std::byte* old_part = prev + i * sizeof(T);
+    const std::byte* new_part = cur + i * sizeof(T);
     std::uint32_t bits = 0;
     if constexpr (sizeof(T) == 1) {
-      bits = _mm256_cmpneq_epi8_mask(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-                                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(c)));
+      bits = _mm256_cmpneq_epi8_mask(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(old_part)),
+                                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(new_part)));
     } else if constexpr (sizeof(T) == 2) {
-      bits = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(p), _mm512_loadu_si512(c));
+      bits = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(old_part), _mm512_loadu_si512(new_part));
     } else if constexpr (sizeof(T) == 4) {
       for (unsigned k = 0; k < 2; ++k)
-        bits |= static_cast<std::uint32_t>(
-                    _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(p + 64 * k), _mm512_loadu_si512(c + 64 * k)))
+        bits |= static_cast<std::uint32_t>(_mm512_cmpneq_epi32_mask(_mm512_loadu_si512(old_part + 64 * k),
+                                                                    _mm512_loadu_si512(new_part + 64 * k)))
                 << (16 * k);
     } else {
       for (unsigned k = 0; k < 4; ++k)
-        bits |= static_cast<std::uint32_t>(
-                    _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(p + 64 * k), _mm512_loadu_si512(c + 64 * k)))
+        bits |= static_cast<std::uint32_t>(_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(old_part + 64 * k),
+                                                                    _mm512_loadu_si512(new_part + 64 * k)))
                 << (8 * k);
     }
     changed[i / 32] = bits;
@@ -102,11 +102,11 @@ std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t co
     for (; i + 32 <= count; i += 32) {
       __m256i equal[4];
       for (unsigned k = 0; k < kVectors; ++k) {
-        const auto p = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(prev + i * sizeof(T)) + k);
-        const auto c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(cur + i * sizeof(T)) + k);
-        equal[k] = sizeof(T) == 1 ? _mm256_cmpeq_epi8(p, c)
-                   : sizeof(T) == 2 ? _mm256_cmpeq_epi16(p, c)
-                                    : _mm256_cmpeq_epi32(p, c);
+        const auto old_part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(prev + i * sizeof(T)) + k);
+        const auto new_part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(cur + i * sizeof(T)) + k);
+        equal[k] = sizeof(T) == 1 ? _mm256_cmpeq_epi8(old_part, new_part)
+                   : sizeof(T) == 2 ? _mm256_cmpeq_epi16(old_part, new_part)
+                                    : _mm256_cmpeq_epi32(old_part, new_part);
       }
       std::uint32_t same = 0;
       if constexpr (sizeof(T) == 1) {
@@ -133,19 +133,20 @@ std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t co
 
 // ---- which range elements belong to ----
 
-// The entries of a SortedBlock are adjacent classes. Entry e ends before class class_end[e].
+// The entries of a SortedBlock are adjacent classes. An entry ends before class class_end[entry].
 struct EntryBounds {
   std::uint32_t last_entry = 0;
   std::uint8_t class_end[kRangesMax + 1] = {};
   explicit EntryBounds(const BlockModel& model) : last_entry(model.range_count - model.dense_range_count) {
     class_end[0] = model.dense_range_count > 0 ? model.range_end[model.dense_range_count - 1] : 0;
-    for (std::uint32_t e = 1; e <= last_entry; ++e) class_end[e] = model.range_end[model.dense_range_count + e - 1];
+    for (std::uint32_t entry = 1; entry <= last_entry; ++entry)
+      class_end[entry] = model.range_end[model.dense_range_count + entry - 1];
   }
 };
 
-// Sets mask[e][w] to the elements in entries 0 to e, for all entries but the last, word by word. These nested masks
-// need one comparison per entry; separate_entry() then takes one from the next. Returns the number of words done;
-// nest_tail() does the others.
+// Sets mask[entry][word] to the elements in entries 0 to `entry`, for all entries but the last, word by word. These
+// nested masks need one comparison per entry; separate_entry() then takes one from the next. Returns the number of
+// words done; nest_tail() does the others.
 template <class T>
 std::uint32_t nest_words(const std::byte*, std::uint32_t, const BlockModel&, const EntryBounds&, SortedBlock&) {
   return 0;
@@ -160,18 +161,18 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
   const __m512i base = _mm512_set1_epi16(static_cast<short>(model.base));
   const std::uint32_t words = count / 32;
   // Four words at a time, so that each bound is loaded once for them.
-  std::uint32_t w = 0;
-  for (; w + 4 <= words; w += 4) {
+  std::uint32_t word = 0;
+  for (; word + 4 <= words; word += 4) {
     __m512i above[4];
     for (std::uint32_t k = 0; k < 4; ++k)
       above[k] = _mm512_subs_epu16(
-          _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64 * (w + k)), shift), exponent_mask), base);
-    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) {
-      const __m512i bound = _mm512_set1_epi16(bounds.class_end[e]);
-      for (std::uint32_t k = 0; k < 4; ++k) sorted.mask[e][w + k] = _mm512_cmplt_epu16_mask(above[k], bound);
+          _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64 * (word + k)), shift), exponent_mask), base);
+    for (std::uint32_t entry = 0; entry < bounds.last_entry; ++entry) {
+      const __m512i bound = _mm512_set1_epi16(bounds.class_end[entry]);
+      for (std::uint32_t k = 0; k < 4; ++k) sorted.mask[entry][word + k] = _mm512_cmplt_epu16_mask(above[k], bound);
     }
   }
-  return w;
+  return word;
 }
 #elif defined(__AVX2__)
 template <>
@@ -181,18 +182,18 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
   const __m256i exponent_mask = _mm256_set1_epi16(static_cast<short>(model.exponent_mask));
   const __m256i base = _mm256_set1_epi16(static_cast<short>(model.base));
   const std::uint32_t words = count / 32;
-  for (std::uint32_t w = 0; w < words; ++w) {
+  for (std::uint32_t word = 0; word < words; ++word) {
     __m256i above[2];
     for (unsigned k = 0; k < 2; ++k) {
-      const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + 64 * w) + k);
+      const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + 64 * word) + k);
       above[k] = _mm256_subs_epu16(_mm256_and_si256(_mm256_srl_epi16(bits, shift), exponent_mask), base);
     }
-    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) {
+    for (std::uint32_t entry = 0; entry < bounds.last_entry; ++entry) {
       // Exponents fit in 15 bits, so signed comparison is correct.
-      const __m256i bound = _mm256_set1_epi16(bounds.class_end[e]);
+      const __m256i bound = _mm256_set1_epi16(bounds.class_end[entry]);
       const __m256i packed = _mm256_permute4x64_epi64(
           _mm256_packs_epi16(_mm256_cmpgt_epi16(bound, above[0]), _mm256_cmpgt_epi16(bound, above[1])), 0xd8);
-      sorted.mask[e][w] = static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
+      sorted.mask[entry][word] = static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
     }
   }
   return words;
@@ -206,26 +207,26 @@ void nest_tail(const std::byte* old, std::uint32_t from, std::uint32_t count, co
     std::uint32_t nested[kRangesMax] = {};
     const std::uint32_t end = count - i < 32 ? count - i : 32;
     for (std::uint32_t k = 0; k < end; ++k) {
-      const unsigned c = class_of(read_element<T>(old + (i + k) * sizeof(T)), model);
-      for (std::uint32_t e = 0; e < bounds.last_entry; ++e)
-        nested[e] |= static_cast<std::uint32_t>(c < bounds.class_end[e]) << k;
+      const unsigned class_index = class_of(read_element<T>(old + (i + k) * sizeof(T)), model);
+      for (std::uint32_t entry = 0; entry < bounds.last_entry; ++entry)
+        nested[entry] |= static_cast<std::uint32_t>(class_index < bounds.class_end[entry]) << k;
     }
-    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) sorted.mask[e][i / 32] = nested[e];
+    for (std::uint32_t entry = 0; entry < bounds.last_entry; ++entry) sorted.mask[entry][i / 32] = nested[entry];
   }
 }
 
-// Stores the masks mask[w] & ~inner[w], and in `before` the number of their bits before each word. Returns the number
-// of bits.
+// Stores the masks mask[word] & ~inner[word], and in `before` the number of their bits before each word. Returns the
+// number of bits.
 std::uint32_t separate_entry(std::uint32_t* mask, const std::uint32_t* inner, std::uint32_t words,
                              std::uint16_t* before) {
-  std::uint32_t w = 0;
+  std::uint32_t word = 0;
   std::uint32_t total = 0;
 #if defined(__AVX512VPOPCNTDQ__)
   const __m512i zero = _mm512_setzero_si512();
   __m512i carry = zero;
-  for (; w + 16 <= words; w += 16) {
-    const __m512i bits = _mm512_andnot_si512(_mm512_loadu_si512(inner + w), _mm512_loadu_si512(mask + w));
-    _mm512_storeu_si512(mask + w, bits);
+  for (; word + 16 <= words; word += 16) {
+    const __m512i bits = _mm512_andnot_si512(_mm512_loadu_si512(inner + word), _mm512_loadu_si512(mask + word));
+    _mm512_storeu_si512(mask + word, bits);
     const __m512i bit_counts = _mm512_popcnt_epi32(bits);
     // Prefix sums: adds the sums of 1, 2, 4 and 8 words before.
     __m512i sum = _mm512_add_epi32(bit_counts, _mm512_alignr_epi32(bit_counts, zero, 15));
@@ -233,18 +234,18 @@ std::uint32_t separate_entry(std::uint32_t* mask, const std::uint32_t* inner, st
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 12));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 8));
     sum = _mm512_add_epi32(sum, carry);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(before + w),
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(before + word),
                         _mm512_cvtepi32_epi16(_mm512_sub_epi32(sum, bit_counts)));
     carry = _mm512_permutexvar_epi32(_mm512_set1_epi32(15), sum);
   }
   total = static_cast<std::uint32_t>(_mm512_cvtsi512_si32(carry));
 #endif
-  for (; w < words; ++w) {
-    mask[w] &= ~inner[w];
-    before[w] = static_cast<std::uint16_t>(total);
-    total += static_cast<std::uint32_t>(__builtin_popcount(mask[w]));
+  for (; word < words; ++word) {
+    mask[word] &= ~inner[word];
+    before[word] = static_cast<std::uint16_t>(total);
+    total += static_cast<std::uint32_t>(__builtin_popcount(mask[word]));
   }
-  for (; w % 32 != 0; ++w) before[w] = 0xffff;
+  for (; word % 32 != 0; ++word) before[word] = 0xffff;
   return total;
 }
 
@@ -258,11 +259,12 @@ void sort(const std::byte* old, std::uint32_t count, const BlockModel& model, So
     return;
   }
   nest_tail<T>(old, 32 * nest_words<T>(old, count, model, bounds, sorted), count, model, bounds, sorted);
-  for (std::uint32_t w = 0; w < words; ++w) sorted.mask[bounds.last_entry][w] = ~0u;
+  for (std::uint32_t word = 0; word < words; ++word) sorted.mask[bounds.last_entry][word] = ~0u;
   if (count % 32 != 0) sorted.mask[bounds.last_entry][words - 1] = (1u << count % 32) - 1;
   static constexpr std::uint32_t kNoElements[kBlockWordsMax] = {};
-  for (std::uint32_t e = bounds.last_entry + 1; e-- > 0;)
-    sorted.count[e] = separate_entry(sorted.mask[e], e > 0 ? sorted.mask[e - 1] : kNoElements, words, sorted.before[e]);
+  for (std::uint32_t entry = bounds.last_entry + 1; entry-- > 0;)
+    sorted.count[entry] = separate_entry(sorted.mask[entry], entry > 0 ? sorted.mask[entry - 1] : kNoElements, words,
+                                         sorted.before[entry]);
 }
 
 #if defined(__AVX512BW__)
@@ -277,40 +279,40 @@ __m512i iota16() {
 std::uint32_t list_indices(const std::uint32_t* mask, const std::uint32_t* without, std::uint32_t words,
                            std::uint16_t* index) {
   std::uint32_t count = 0;
-  std::uint32_t w = 0;
+  std::uint32_t word = 0;
 #if defined(__AVX512VBMI2__)
-  __m512i word_indices = iota16();  // of the 32 elements of word w
+  __m512i word_indices = iota16();  // of the 32 elements of `word`
   const __m512i word_elements = _mm512_set1_epi16(32);
-  for (; w < words; ++w) {
-    const std::uint32_t bits = without ? mask[w] & ~without[w] : mask[w];
+  for (; word < words; ++word) {
+    const std::uint32_t bits = without ? mask[word] & ~without[word] : mask[word];
     _mm512_storeu_si512(index + count, _mm512_maskz_compress_epi16(bits, word_indices));
     count += static_cast<std::uint32_t>(__builtin_popcount(bits));
     word_indices = _mm512_add_epi16(word_indices, word_elements);
   }
 #else
-  for (; w < words; ++w)
-    for (std::uint32_t bits = without ? mask[w] & ~without[w] : mask[w]; bits != 0; bits &= bits - 1)
-      index[count++] = static_cast<std::uint16_t>(w * 32 + static_cast<std::uint32_t>(__builtin_ctz(bits)));
+  for (; word < words; ++word)
+    for (std::uint32_t bits = without ? mask[word] & ~without[word] : mask[word]; bits != 0; bits &= bits - 1)
+      index[count++] = static_cast<std::uint16_t>(word * 32 + static_cast<std::uint32_t>(__builtin_ctz(bits)));
 #endif
   return count;
 }
 
-// Calls f(w) for the words of a mask with `elements` elements. If most words are not zero, it calls f for all, because
-// the test would often be mispredicted. Always inlined, so that f's counters stay in registers.
+// Calls f(word) for the words of a mask with `elements` elements. If most words are not zero, it calls f for all,
+// because the test would often be mispredicted. Always inlined, so that f's counters stay in registers.
 template <class F>
 [[gnu::always_inline]] inline void for_each_word(const std::uint32_t* mask, std::uint32_t words,
                                                  [[maybe_unused]] std::uint32_t elements, F&& f) {
-  std::uint32_t w = 0;
+  std::uint32_t word = 0;
 #if defined(__AVX512F__)
-  for (; elements >= words && w < words; ++w) f(w);
-  for (; w + 16 <= words; w += 16) {
-    const __m512i part = _mm512_loadu_si512(mask + w);
+  for (; elements >= words && word < words; ++word) f(word);
+  for (; word + 16 <= words; word += 16) {
+    const __m512i part = _mm512_loadu_si512(mask + word);
     for (unsigned bits = _mm512_test_epi32_mask(part, part); bits != 0; bits &= bits - 1)
-      f(w + static_cast<std::uint32_t>(__builtin_ctz(bits)));
+      f(word + static_cast<std::uint32_t>(__builtin_ctz(bits)));
   }
 #endif
-  for (; w < words; ++w)
-    if (mask[w] != 0) f(w);
+  for (; word < words; ++word)
+    if (mask[word] != 0) f(word);
 }
 
 // Some elements of a block, one after the other.
@@ -322,9 +324,9 @@ template <class T>
 void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements,
           std::byte* packed) {
   std::size_t count = 0;
-  for_each_word(mask, words, elements, [&](std::uint32_t w) {
-    std::uint32_t bits = mask[w];
-    const std::byte* elements_of_word = block + w * 32 * sizeof(T);
+  for_each_word(mask, words, elements, [&](std::uint32_t word) {
+    std::uint32_t bits = mask[word];
+    const std::byte* elements_of_word = block + word * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
       const __m512i loaded = _mm512_maskz_loadu_epi16(bits, elements_of_word);
@@ -343,9 +345,9 @@ void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words
 // The inverse of pack(): moves elements to their places in `mask`.
 template <class T>
 void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, std::byte* block) {
-  for_each_word(mask, words, elements, [&](std::uint32_t w) {
-    std::uint32_t bits = mask[w];
-    std::byte* elements_of_word = block + w * 32 * sizeof(T);
+  for_each_word(mask, words, elements, [&](std::uint32_t word) {
+    std::uint32_t bits = mask[word];
+    std::byte* elements_of_word = block + word * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
       _mm512_mask_storeu_epi16(elements_of_word, bits, _mm512_maskz_expand_epi16(bits, _mm512_loadu_si512(packed)));
@@ -371,7 +373,8 @@ struct Lanes16 {
         top(_mm512_set1_epi16(model.is_float ? -0x8000 : 0)),
         is_float(model.is_float) {
     alignas(64) std::uint16_t range_of[kClasses];
-    for (unsigned c = 0; c < kClasses; ++c) range_of[c] = model.range_of[c];
+    for (unsigned class_index = 0; class_index < kClasses; ++class_index)
+      range_of[class_index] = model.range_of[class_index];
     ranges = _mm512_load_si512(range_of);
   }
   __m512i class_of(__m512i old) const {
@@ -429,10 +432,10 @@ template <class T>
 void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
              std::uint32_t first, std::uint32_t* positions, std::byte* values) {
   std::uint32_t written = 0;  // elements
-  for_each_word(changed, (count + 31) / 32, elements, [&](std::uint32_t w) {
-    std::uint32_t bits = changed[w];
-    const std::byte* elements_of_word = now + w * 32 * sizeof(T);
-    const std::uint32_t position = first + w * 32;
+  for_each_word(changed, (count + 31) / 32, elements, [&](std::uint32_t word) {
+    std::uint32_t bits = changed[word];
+    const std::byte* elements_of_word = now + word * 32 * sizeof(T);
+    const std::uint32_t position = first + word * 32;
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
       const __m512i low = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
@@ -457,9 +460,9 @@ void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t c
 }
 
 void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high) {
-  const XXH128_hash_t h = XXH3_128bits(bytes, count);
-  *low = h.low64;
-  *high = h.high64;
+  const XXH128_hash_t hash = XXH3_128bits(bytes, count);
+  *low = hash.low64;
+  *high = hash.high64;
 }
 
 // ---- count elements by exponent ----
@@ -512,19 +515,19 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
   for (std::uint32_t i = 0; i < stripes * kStripeBytes; ++i)
     greatest = exponents[i] > greatest ? exponents[i] : greatest;
   const auto least = static_cast<std::uint8_t>(greatest >= kWindowExponents ? greatest - kWindowExponents + 1 : 0);
-  for (std::uint32_t e = least; e <= greatest; ++e) {
+  for (std::uint32_t exponent = least; exponent <= greatest; ++exponent) {
     Vector sums[kVectors] = {};
-    for (std::uint32_t s = 0; s < stripes; ++s)
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
       for (std::uint32_t k = 0; k < kVectors; ++k) {
         Vector part;
-        std::memcpy(&part, exponents + s * kStripeBytes + k * kVectorBytes, kVectorBytes);
-        sums[k] -= (Vector)(part == static_cast<std::uint8_t>(e));  // true is -1
+        std::memcpy(&part, exponents + stripe * kStripeBytes + k * kVectorBytes, kVectorBytes);
+        sums[k] -= (Vector)(part == static_cast<std::uint8_t>(exponent));  // true is -1
       }
     // Adds all bytes: first as four sums of 16 bits, which the multiplication adds up in its highest 16 bits.
     std::uint64_t words[kStripeBytes / 8], sums16 = 0;
     std::memcpy(words, sums, kStripeBytes);
     for (const std::uint64_t word : words) sums16 += (word & 0x00ff00ff00ff00ffu) + (word >> 8 & 0x00ff00ff00ff00ffu);
-    counts[e] += (sums16 * 0x0001000100010001u) >> 48;
+    counts[exponent] += (sums16 * 0x0001000100010001u) >> 48;
   }
   if (least == 0) return;
   for (std::uint32_t first = 0; first < stripes * kStripeBytes; first += kVectorBytes) {

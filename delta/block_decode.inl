@@ -9,9 +9,9 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
 #if defined(__AVX512BW__)
   const __m512i wanted = _mm512_set1_epi16(static_cast<short>(rank));
   std::uint32_t at_most = 0;
-  for (std::uint32_t w = 0; w < words; w += 32)
-    at_most +=
-        static_cast<std::uint32_t>(__builtin_popcount(_mm512_cmple_epu16_mask(_mm512_load_si512(before + w), wanted)));
+  for (std::uint32_t word = 0; word < words; word += 32)
+    at_most += static_cast<std::uint32_t>(
+        __builtin_popcount(_mm512_cmple_epu16_mask(_mm512_load_si512(before + word), wanted)));
   return at_most - 1;
 #else
   std::uint32_t low = 0;
@@ -22,60 +22,60 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
 }
 
 // Reads a run of `count` symbols. On entry, symbols[i] is the range of the i-th.
-void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
+void read_wide(ManyStateRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
   std::uint32_t symbols_done = 0;
 #if defined(__AVX512BW__)
-  constexpr unsigned kVectors = kWideStates / 16;
+  constexpr unsigned kVectors = kManyStates / 16;
   __m512i state[kVectors];
-  for (unsigned v = 0; v < kVectors; ++v) state[v] = _mm512_load_si512(reader.state + 16 * v);
+  for (unsigned vector = 0; vector < kVectors; ++vector) state[vector] = _mm512_load_si512(reader.state + 16 * vector);
   const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
   const std::byte* words = reader.words + 2 * reader.word_index;
   const std::byte* const words_end = reader.words + 2 * reader.word_count;
-  const auto read = [&](unsigned v, std::uint16_t* vector_symbols, __mmask16 active) {
+  const auto read = [&](unsigned vector, std::uint16_t* vector_symbols, __mmask16 active) {
     const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, vector_symbols));
-    const __m512i slot = _mm512_and_si512(state[v], slot_mask);
+    const __m512i slot = _mm512_and_si512(state[vector], slot_mask);
     const __m512i entry = _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
     const __m512i frequency =
         _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
-    const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
+    const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[vector], kRansBits)),
                                           _mm512_and_si512(entry, slot_mask));
     const __mmask16 refill = _mm512_mask_cmplt_epu32_mask(active, next, floor);
     const __m512i word = _mm512_maskz_expand_epi32(
         refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
     words += 2 * __builtin_popcount(refill);
-    state[v] =
-        _mm512_mask_mov_epi32(state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
+    state[vector] = _mm512_mask_mov_epi32(state[vector], active,
+                                          _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
     _mm256_mask_storeu_epi16(vector_symbols, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
   };
-  const auto has_words = [&] { return words_end - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
-  for (; symbols_done + kWideStates <= count && has_words(); symbols_done += kWideStates)
-    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + symbols_done + 16 * v, 0xffff);
-  if (count - symbols_done < kWideStates && has_words()) {
-    for (unsigned v = 0; symbols_done + 16 * v < count; ++v) {
-      const std::uint32_t symbols_left = count - symbols_done - 16 * v;
-      read(v, symbols + symbols_done + 16 * v,
+  const auto has_words = [&] { return words_end - words >= static_cast<std::ptrdiff_t>(2 * kManyStates); };
+  for (; symbols_done + kManyStates <= count && has_words(); symbols_done += kManyStates)
+    for (unsigned vector = 0; vector < kVectors; ++vector) read(vector, symbols + symbols_done + 16 * vector, 0xffff);
+  if (count - symbols_done < kManyStates && has_words()) {
+    for (unsigned vector = 0; symbols_done + 16 * vector < count; ++vector) {
+      const std::uint32_t symbols_left = count - symbols_done - 16 * vector;
+      read(vector, symbols + symbols_done + 16 * vector,
            static_cast<__mmask16>(symbols_left < 16 ? (1u << symbols_left) - 1 : 0xffff));
     }
     symbols_done = count;
   }
-  for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
+  for (unsigned vector = 0; vector < kVectors; ++vector) _mm512_store_si512(reader.state + 16 * vector, state[vector]);
   reader.word_index = static_cast<std::uint64_t>(words - reader.words) / 2;
 #endif
-  rans_read_wide(reader, symbols_done, count, tables, symbols);
+  rans_read_many_states(reader, symbols_done, count, tables, symbols);
 }
 
 // Reads the symbols of the dense elements of a block (version 3 of the format).
 template <class T>
-void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
+void read_dense(const T* old_elements, std::uint32_t count, const BlockModel& model, BlockSource& source,
                 std::uint16_t* symbols) {
   std::uint32_t i = 0;
 #if defined(__AVX512BW__)
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
-    for (; i < count; i += 32) _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(olds + i)));
+    for (; i < count; i += 32) _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(old_elements + i)));
   }
 #endif
-  for (; i < count; ++i) symbols[i] = model.range_of[class_of(olds[i], model)];
+  for (; i < count; ++i) symbols[i] = model.range_of[class_of(old_elements[i], model)];
   const RansEntry* const tables = source.dense_tables;
   if (source.is_wide) return read_wide(source.wide, count, tables, symbols);
   RansReader rans = source.narrow;
@@ -102,7 +102,7 @@ T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& 
 #if defined(__AVX512VBMI2__)
 // apply_open_step() for sixteen 16-bit elements. Returns false, without effect, for an escape, a token of wider types,
 // or the end of the bits.
-bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
+bool apply_open_steps(__m512i symbol, std::uint16_t* old_elements, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
   constexpr unsigned kLargestToken = 16 + 4 * (16 - 4) + 3;  // of 16-bit elements
   const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
@@ -123,7 +123,7 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& mod
                                             _mm512_srlv_epi32(window, _mm512_and_si512(bit_position, set(7))));
   const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
   const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
-  const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(olds)));
+  const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(old_elements)));
   const unsigned top = model.is_float ? 0x8000 : 0;
   const __mmask16 negative = _mm512_test_epi32_mask(old, set(top));
   const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
@@ -131,7 +131,7 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& mod
   const __m512i moved = _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
   const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
   const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(olds), _mm512_cvtepi32_epi16(now));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(old_elements), _mm512_cvtepi32_epi16(now));
   source.bits.bit_index += total;
   return true;
 }
@@ -146,7 +146,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
     const __m512i one = _mm512_set1_epi16(1);
-    Packed<std::uint16_t> open, olds;  // elements with open symbols
+    Packed<std::uint16_t> open, old_elements;  // elements with open symbols
     std::uint32_t open_count = 0, changed = 0;
     __m512i lane = iota16();
     for (; i < count; i += 32) {
@@ -164,7 +164,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
       _mm512_storeu_si512(values + i, now);
       if (is_open != 0) {
         _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
-        _mm512_storeu_si512(olds + open_count, _mm512_maskz_compress_epi16(is_open, old));
+        _mm512_storeu_si512(old_elements + open_count, _mm512_maskz_compress_epi16(is_open, old));
         open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
       }
       lane = _mm512_add_epi16(lane, _mm512_set1_epi16(32));
@@ -174,10 +174,10 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
       const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
       alignas(64) std::uint32_t open_symbols[16];
       for (std::uint32_t k = 0; k < part; ++k) open_symbols[k] = symbols[open[i + k]];
-      if (part < 16 || !apply_open_steps(_mm512_load_si512(open_symbols), olds + i, model, source))
+      if (part < 16 || !apply_open_steps(_mm512_load_si512(open_symbols), old_elements + i, model, source))
         for (std::uint32_t k = 0; k < part; ++k)
-          olds[i + k] = apply_open_step(olds[i + k], open_symbols[k], model, source);
-      for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = olds[i + k];
+          old_elements[i + k] = apply_open_step(old_elements[i + k], open_symbols[k], model, source);
+      for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = old_elements[i + k];
     }
     return;
   }
@@ -213,26 +213,27 @@ struct SmallLanes {
     std::uint16_t* state[kGroups];
     __m512i slot[kGroups], symbol[kGroups];
     __mmask64 active[kGroups], high[kGroups];
-    for (unsigned g = 0; g < kGroups; ++g) {
-      state[g] = reader.state + (turn + 64 * g) % reader.state_count;
-      active[g] = first_lanes(count > 64 * g ? count - 64 * g : 0);
-      slot[g] = _mm512_permutex2var_epi8(_mm512_load_si512(state[g]), low_bytes, _mm512_load_si512(state[g] + 32));
-      symbol[g] = _mm512_maskz_loadu_epi8(active[g], symbols + 64 * g);
-      high[g] = kHalf ? 0 : _mm512_movepi8_mask(symbol[g]);
+    for (unsigned group = 0; group < kGroups; ++group) {
+      state[group] = reader.state + (turn + 64 * group) % reader.state_count;
+      active[group] = first_lanes(count > 64 * group ? count - 64 * group : 0);
+      slot[group] =
+          _mm512_permutex2var_epi8(_mm512_load_si512(state[group]), low_bytes, _mm512_load_si512(state[group] + 32));
+      symbol[group] = _mm512_maskz_loadu_epi8(active[group], symbols + 64 * group);
+      high[group] = kHalf ? 0 : _mm512_movepi8_mask(symbol[group]);
     }
     for (unsigned bit = kSmallSymbols / 2; bit > 0; bit /= 2)
-      for (unsigned g = 0; g < kGroups; ++g) {
-        const __m512i further = _mm512_or_si512(symbol[g], _mm512_set1_epi8(static_cast<char>(bit)));
-        const __mmask64 is_further = _mm512_cmple_epu8_mask(first_of.at(further, high[g]), slot[g]);
-        symbol[g] = _mm512_mask_mov_epi8(symbol[g], is_further, further);
+      for (unsigned group = 0; group < kGroups; ++group) {
+        const __m512i further = _mm512_or_si512(symbol[group], _mm512_set1_epi8(static_cast<char>(bit)));
+        const __mmask64 is_further = _mm512_cmple_epu8_mask(first_of.at(further, high[group]), slot[group]);
+        symbol[group] = _mm512_mask_mov_epi8(symbol[group], is_further, further);
       }
     __m512i offset[kGroups], more[kGroups];
-    for (unsigned g = 0; g < kGroups; ++g) {
-      _mm512_mask_storeu_epi8(symbols + 64 * g, active[g], symbol[g]);
-      offset[g] = eights_apart(_mm512_sub_epi8(slot[g], first_of.at(symbol[g], high[g])));
-      more[g] = eights_apart(more_of.at(symbol[g], high[g]));
+    for (unsigned group = 0; group < kGroups; ++group) {
+      _mm512_mask_storeu_epi8(symbols + 64 * group, active[group], symbol[group]);
+      offset[group] = eights_apart(_mm512_sub_epi8(slot[group], first_of.at(symbol[group], high[group])));
+      more[group] = eights_apart(more_of.at(symbol[group], high[group]));
     }
-    for (unsigned g = 0; g < kGroups; ++g) {
+    for (unsigned group = 0; group < kGroups; ++group) {
       // Advances 32 states past their symbols. A 16-bit lane has the offset in its low byte, the frequency minus one
       // above.
       const auto half = [&](std::uint16_t* half_states, __mmask32 half_active, __m512i offset_and_more) {
@@ -247,8 +248,9 @@ struct SmallLanes {
         const __m512i full = _mm512_or_si512(_mm512_mask_slli_epi16(next, refill, next, 8), low);
         _mm512_store_si512(half_states, _mm512_mask_mov_epi16(x, half_active, full));
       };
-      half(state[g], static_cast<__mmask32>(active[g]), _mm512_unpacklo_epi8(offset[g], more[g]));
-      half(state[g] + 32, static_cast<__mmask32>(active[g] >> 32), _mm512_unpackhi_epi8(offset[g], more[g]));
+      half(state[group], static_cast<__mmask32>(active[group]), _mm512_unpacklo_epi8(offset[group], more[group]));
+      half(state[group] + 32, static_cast<__mmask32>(active[group] >> 32),
+           _mm512_unpackhi_epi8(offset[group], more[group]));
     }
     return bytes;
   }
@@ -341,23 +343,24 @@ void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::
 }
 
 // Applies the exceptions (changes without a symbol in their range's table) among a block's dense elements, whose old
-// values are `olds` and whose ranks are from `first_rank` to below `rank_end`.
+// values are `old_elements` and whose ranks are from `first_rank` to below `rank_end`.
 template <class T>
-void apply_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t first_rank, std::uint64_t rank_end,
-                      bool is_float, GapSource& exceptions, BlockSource& source, std::byte* now) {
+void apply_exceptions(const T* old_elements, const std::uint8_t* symbols, std::uint64_t first_rank,
+                      std::uint64_t rank_end, bool is_float, GapSource& exceptions, BlockSource& source,
+                      std::byte* now) {
   for (std::uint64_t& k = exceptions.next_index; k < exceptions.count && exceptions.ranks[k] < rank_end; ++k) {
     const std::uint64_t index = exceptions.ranks[k] - first_rank;
     source.malformed |= (symbols[index] & (kSmallSymbols - 1)) != kSmallUnchanged;
-    const T value = apply_step(olds[index], exceptions.steps[k], is_float);
+    const T value = apply_step(old_elements[index], exceptions.steps[k], is_float);
     std::memcpy(now + index * sizeof(T), &value, sizeof(T));
     ++source.changed;
   }
 }
 
-// Computes the new values of packed dense elements; `now` may be `olds`. kPrefetches: they are a block of the segment
-// itself, and later memory is prefetched.
+// Computes the new values of packed dense elements; `now` may be `old_elements`. kPrefetches: they are a block of the
+// segment itself, and later memory is prefetched.
 template <class T, bool kPrefetches>
-void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
+void resolve_dense(const std::byte* old_elements, std::uint32_t count, const BlockModel& model, BlockSource& source,
                    std::byte* now) {
   alignas(64) Packed<std::uint8_t> symbols;
   GapSource& exceptions = source.gap[kRangesMax];
@@ -368,15 +371,16 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
     alignas(64) std::uint16_t range_at[kClasses], low_at[32] = {};
-    for (unsigned c = 0; c < kClasses; ++c) range_at[c] = static_cast<std::uint16_t>(model.range_of[c] << kSymbolBits);
-    for (unsigned r = 0; r < kRangesMax; ++r) low_at[r] = model.low_bits[r];
+    for (unsigned class_index = 0; class_index < kClasses; ++class_index)
+      range_at[class_index] = static_cast<std::uint16_t>(model.range_of[class_index] << kSymbolBits);
+    for (unsigned range = 0; range < kRangesMax; ++range) low_at[range] = model.low_bits[range];
     const __m512i range_of = _mm512_load_si512(range_at), low_of = _mm512_load_si512(low_at);
     const auto mask_at = [&](std::uint32_t first) { return count - first < 32 ? (1u << (count - first)) - 1 : ~0u; };
     for (i = 0; i < count; i += 32) {
-      if constexpr (kPrefetches) __builtin_prefetch(olds + 2 * i + kPrefetchBytes);
+      if constexpr (kPrefetches) __builtin_prefetch(old_elements + 2 * i + kPrefetchBytes);
       _mm256_store_si256(reinterpret_cast<__m256i*>(symbols + i),
                          _mm512_cvtepi16_epi8(_mm512_permutexvar_epi16(
-                             lanes.class_of(_mm512_maskz_loadu_epi16(mask_at(i), olds + 2 * i)), range_of)));
+                             lanes.class_of(_mm512_maskz_loadu_epi16(mask_at(i), old_elements + 2 * i)), range_of)));
     }
     read_small(source.small, count, model.dense_range_count, *source.small_tables, symbols);
     const auto entry_at = [&](std::uint32_t first) {
@@ -414,7 +418,7 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
                                  _mm512_maskz_expand_epi16(has_low, _mm512_loadu_si512(next_low)));
           next_low += __builtin_popcount(has_low);
         }
-        const __m512i old = _mm512_maskz_loadu_epi16(active, olds + 2 * i);
+        const __m512i old = _mm512_maskz_loadu_epi16(active, old_elements + 2 * i);
         const __mmask32 moved = _mm512_mask_test_epi16_mask(has_symbol, step, step);
         changed += static_cast<std::uint32_t>(__builtin_popcount(moved));
         const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
@@ -428,7 +432,7 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
         exceptions.next_index < exceptions.count && exceptions.ranks[exceptions.next_index] < rank_end;
     if (has_exceptions) {
       Packed<T> old_values;  // a copy, because `now` may be the same memory
-      std::memcpy(old_values, olds, count * sizeof(T));
+      std::memcpy(old_values, old_elements, count * sizeof(T));
       model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
       apply_exceptions(old_values, symbols, first_rank, rank_end, model.is_float, exceptions, source, now);
     } else {
@@ -439,11 +443,11 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
   }
 #endif
   for (i = 0; i < count; ++i)
-    symbols[i] = static_cast<std::uint8_t>(model.range_of[class_of(read_element<T>(olds + i * sizeof(T)), model)]
-                                           << kSymbolBits);
+    symbols[i] = static_cast<std::uint8_t>(
+        model.range_of[class_of(read_element<T>(old_elements + i * sizeof(T)), model)] << kSymbolBits);
   read_small(source.small, count, model.dense_range_count, *source.small_tables, symbols);
   Packed<T> old_values;
-  std::memcpy(old_values, olds, count * sizeof(T));
+  std::memcpy(old_values, old_elements, count * sizeof(T));
   for (i = 0; i < count; ++i) {
     const unsigned symbol = symbols[i] & (kSmallSymbols - 1), low = model.low_bits[symbols[i] >> kSymbolBits];
     T value = old_values[i];
@@ -482,17 +486,17 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
   sort<T>(old, count, model, sorted);
   prefetch_some();
   const std::uint32_t words = (count + 31) / 32;
-  for (std::uint32_t r = model.dense_range_count; r < model.range_count; ++r) {
-    GapSource& gap = source.gap[r];
-    const std::uint32_t e = r - model.dense_range_count + 1;
-    const std::uint64_t first_rank = gap.elements_seen, rank_end = first_rank + sorted.count[e];
+  for (std::uint32_t range = model.dense_range_count; range < model.range_count; ++range) {
+    GapSource& gap = source.gap[range];
+    const std::uint32_t entry = range - model.dense_range_count + 1;
+    const std::uint64_t first_rank = gap.elements_seen, rank_end = first_rank + sorted.count[entry];
     gap.elements_seen = rank_end;
     std::uint64_t k = gap.next_index;
     prefetch_some();
     for (; k < gap.count && gap.ranks[k] < rank_end; ++k) {
       const auto rank = static_cast<std::uint32_t>(gap.ranks[k] - first_rank);
-      const std::uint32_t w = word_of(sorted.before[e], words, rank);
-      const std::uint32_t index = w * 32 + select_bit(sorted.mask[e][w], rank - sorted.before[e][w]);
+      const std::uint32_t word = word_of(sorted.before[entry], words, rank);
+      const std::uint32_t index = word * 32 + select_bit(sorted.mask[entry][word], rank - sorted.before[entry][word]);
       const T value = apply_step(read_element<T>(old + index * sizeof(T)), gap.steps[k], is_float);
       std::memcpy(now + index * sizeof(T), &value, sizeof(T));
     }

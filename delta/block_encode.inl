@@ -8,7 +8,7 @@ namespace {
 // token plus one. Also stores the magnitudes of tokens that need further bits, with room for kSpareElements more, and
 // returns their number.
 template <class T>
-std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
+std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
   std::uint32_t extra_count = 0;
   std::uint32_t i = 0;
@@ -18,7 +18,7 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
     const __m512i one = _mm512_set1_epi16(1), small = _mm512_set1_epi16(8);
     for (; i < count; i += 32) {
       const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
-      const __m512i old = _mm512_loadu_si512(olds + i);
+      const __m512i old = _mm512_loadu_si512(old_elements + i);
       const __m512i range = _mm512_slli_epi16(lanes.range_of(old), kTokenBits);
       const __m512i step = _mm512_sub_epi16(lanes.to_ordered(_mm512_loadu_si512(now + i)), lanes.to_ordered(old));
       const __m512i magnitude = _mm512_abs_epi16(step);
@@ -52,7 +52,7 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
   }
 #endif
   for (; i < count; ++i) {
-    const T old = olds[i];
+    const T old = old_elements[i];
     std::uint64_t magnitude = 0;
     const unsigned token = change_token(old, now[i], model.is_float, magnitude);
     extras[extra_count] = magnitude;
@@ -65,12 +65,12 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
 
 // Kernels::count_steps.
 template <class T>
-void count_steps(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
+void count_steps(const std::byte* old_elements, const std::byte* now, std::uint32_t count, const BlockModel& model,
                  std::uint32_t* counts) {
   Packed<T> before, after;
   Packed<std::uint16_t> symbols;
   std::uint64_t extras[kBlockElementsMax + kSpareElements];
-  std::memcpy(before, olds, count * sizeof(T));
+  std::memcpy(before, old_elements, count * sizeof(T));
   std::memcpy(after, now, count * sizeof(T));
   symbols_of(before, after, count, model, symbols, extras);
   for (std::uint32_t i = 0; i < count; ++i) ++counts[symbols[i]];
@@ -79,9 +79,9 @@ void count_steps(const std::byte* olds, const std::byte* now, std::uint32_t coun
 // Kernels::pack: the elements of both sides that are in dense ranges.
 template <class T>
 void pack_dense(const std::byte* prev, const std::byte* cur, std::uint32_t count, const SortedBlock& sorted,
-                std::byte* olds, std::byte* now) {
+                std::byte* old_elements, std::byte* now) {
   const std::uint32_t words = (count + 31) / 32;
-  pack<T>(prev, sorted.mask[0], words, sorted.count[0], olds);
+  pack<T>(prev, sorted.mask[0], words, sorted.count[0], old_elements);
   pack<T>(cur, sorted.mask[0], words, sorted.count[0], now);
 }
 
@@ -133,7 +133,7 @@ void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, 
 
 // Appends the small symbols of packed elements, their low bits and exceptions to `sink`.
 template <class T>
-void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
+void put_dense(const std::byte* old_elements, const std::byte* now, std::uint32_t count, const BlockModel& model,
                BlockSink& sink) {
   std::uint8_t* const symbols = sink.dense_symbols + sink.dense_symbol_count;
   GapSink& exceptions = sink.gap[kRangesMax];
@@ -143,31 +143,31 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
     const Lanes16 lanes(model);
     const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi16(1), ones = _mm512_set1_epi16(-1);
     alignas(64) std::uint16_t range_at[kClasses], low_at[kClasses], coded_at[kClasses];
-    for (unsigned c = 0; c < kClasses; ++c) {
-      const unsigned r = model.range_of[c];
-      range_at[c] = static_cast<std::uint16_t>(r << kSymbolBits);
-      low_at[c] = model.low_bits[r];
-      coded_at[c] = model.coded_symbols[r];
+    for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
+      const unsigned range = model.range_of[class_index];
+      range_at[class_index] = static_cast<std::uint16_t>(range << kSymbolBits);
+      low_at[class_index] = model.low_bits[range];
+      coded_at[class_index] = model.coded_symbols[range];
     }
     const __m512i range_of = _mm512_load_si512(range_at), low_of = _mm512_load_si512(low_at),
                   coded_of = _mm512_load_si512(coded_at);
     Packed<std::uint16_t> lows, lengths;
     std::uint32_t low_count = 0;
     const auto put = [&](__mmask32 active, const bool has_low_bits) {
-      const __m512i old = _mm512_maskz_loadu_epi16(active, olds + 2 * i);
+      const __m512i old = _mm512_maskz_loadu_epi16(active, old_elements + 2 * i);
       const __m512i next = _mm512_maskz_loadu_epi16(active, now + 2 * i);
-      const __m512i c = lanes.class_of(old);
+      const __m512i class_index = lanes.class_of(old);
       const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
       __m512i step = _mm512_sub_epi16(lanes.to_ordered(next), lanes.to_ordered(old));
       step = _mm512_mask_sub_epi16(step, negative, zero, step);
       const __mmask32 changed = _mm512_test_epi16_mask(step, step);
-      const __m512i low = _mm512_permutexvar_epi16(c, low_of);
+      const __m512i low = _mm512_permutexvar_epi16(class_index, low_of);
       const __m512i place =
           _mm512_add_epi16(has_low_bits ? _mm512_srav_epi16(step, low) : step, _mm512_set1_epi16(kZeroStep));
-      const __mmask32 fits =
-          _mm512_mask_test_epi16_mask(changed, _mm512_sllv_epi16(one, place), _mm512_permutexvar_epi16(c, coded_of));
+      const __mmask32 fits = _mm512_mask_test_epi16_mask(changed, _mm512_sllv_epi16(one, place),
+                                                         _mm512_permutexvar_epi16(class_index, coded_of));
       const __m512i symbol = _mm512_mask_mov_epi16(_mm512_set1_epi16(kSmallUnchanged), fits, place);
-      const __m512i entry = _mm512_or_si512(symbol, _mm512_permutexvar_epi16(c, range_of));
+      const __m512i entry = _mm512_or_si512(symbol, _mm512_permutexvar_epi16(class_index, range_of));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + i), _mm512_cvtepi16_epi8(entry));
       if (has_low_bits) {
         const __mmask32 has_low = _mm512_mask_test_epi16_mask(fits, low, low);
@@ -178,7 +178,8 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
       }
       for (std::uint32_t without_symbol = changed & ~fits; without_symbol != 0; without_symbol &= without_symbol - 1) {
         const auto k = i + static_cast<std::uint32_t>(__builtin_ctz(without_symbol));
-        put_exception(read_element<T>(olds + 2 * k), read_element<T>(now + 2 * k), k, model.is_float, exceptions);
+        put_exception(read_element<T>(old_elements + 2 * k), read_element<T>(now + 2 * k), k, model.is_float,
+                      exceptions);
       }
     };
     if (model.has_low_bits) {
@@ -192,8 +193,8 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
   }
 #endif
   for (; i < count; ++i) {
-    const T old = read_element<T>(olds + i * sizeof(T)), next = read_element<T>(now + i * sizeof(T));
-    const unsigned r = model.range_of[class_of(old, model)], low = model.low_bits[r];
+    const T old = read_element<T>(old_elements + i * sizeof(T)), next = read_element<T>(now + i * sizeof(T));
+    const unsigned range = model.range_of[class_of(old, model)], low = model.low_bits[range];
     unsigned symbol = kSmallUnchanged;
     if (old != next) {
       const T step = step_between(old, next, model.is_float);
@@ -201,14 +202,14 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
       constexpr unsigned kUnusedBits = 64 - 8 * sizeof(T);
       const std::int64_t high = static_cast<std::int64_t>(std::uint64_t{step} << kUnusedBits) >> (kUnusedBits + low);
       if (const std::int64_t place = high + kZeroStep;
-          place >= 0 && place < kSmallUnchanged && (model.coded_symbols[r] >> place & 1)) {
+          place >= 0 && place < kSmallUnchanged && (model.coded_symbols[range] >> place & 1)) {
         symbol = static_cast<unsigned>(place);
         if (low > 0) put_bits(sink.low, step & ((std::uint64_t{1} << low) - 1), low);
       } else {
         put_exception(old, next, i, model.is_float, exceptions);
       }
     }
-    symbols[i] = static_cast<std::uint8_t>(r << kSymbolBits | symbol);
+    symbols[i] = static_cast<std::uint8_t>(range << kSymbolBits | symbol);
   }
   sink.dense_symbol_count += count;
   exceptions.elements_seen += count;
@@ -219,32 +220,32 @@ template <class T>
 void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
              const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink) {
   const std::uint32_t words = (count + 31) / 32;
-  Packed<T> olds, now;
+  Packed<T> old_elements, now;
   Packed<std::uint16_t> index, symbols;
   const std::uint32_t index_count =
       list_indices(changed, model.dense_range_count > 0 ? sorted.mask[0] : nullptr, words, index);
   for (std::uint32_t i = 0; i < index_count; ++i) {
-    olds[i] = read_element<T>(prev + index[i] * sizeof(T));
+    old_elements[i] = read_element<T>(prev + index[i] * sizeof(T));
     now[i] = read_element<T>(cur + index[i] * sizeof(T));
   }
   std::uint64_t extras[kBlockElementsMax + kSpareElements];
-  symbols_of(olds, now, index_count, model, symbols, extras);
+  symbols_of(old_elements, now, index_count, model, symbols, extras);
   const std::uint64_t* extra = extras;
   for (std::uint32_t i = 0; i < index_count; ++i) {
-    const std::uint32_t w = index[i] / 32;
-    const std::uint32_t r = symbols[i] >> kTokenBits, e = r - model.dense_range_count + 1;
+    const std::uint32_t word = index[i] / 32;
+    const std::uint32_t range = symbols[i] >> kTokenBits, entry = range - model.dense_range_count + 1;
     const unsigned token = (symbols[i] & ((1u << kTokenBits) - 1)) - 1;
-    GapSink& out = sink.gap[r];
-    const std::uint32_t below = sorted.mask[e][w] & ((1u << index[i] % 32) - 1);
+    GapSink& out = sink.gap[range];
+    const std::uint32_t below = sorted.mask[entry][word] & ((1u << index[i] % 32) - 1);
     const std::uint64_t rank =
-        out.elements_seen + sorted.before[e][w] + static_cast<std::uint32_t>(__builtin_popcount(below));
+        out.elements_seen + sorted.before[entry][word] + static_cast<std::uint32_t>(__builtin_popcount(below));
     out.gaps[out.count] = static_cast<std::uint32_t>(rank - out.next_rank);
     out.next_rank = rank + 1;
     out.tokens[out.count++] = static_cast<std::uint16_t>(token);
     if (token >= 16) out.extras[out.extra_count++] = *extra++;
   }
-  for (std::uint32_t r = model.dense_range_count; r < model.range_count; ++r)
-    sink.gap[r].elements_seen += sorted.count[r - model.dense_range_count + 1];
+  for (std::uint32_t range = model.dense_range_count; range < model.range_count; ++range)
+    sink.gap[range].elements_seen += sorted.count[range - model.dense_range_count + 1];
 }
 
 // ---- symbols to bits ----
@@ -285,12 +286,12 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
     half(states + lane, static_cast<__mmask32>(active), _mm512_unpacklo_epi8(low8, high8),
          _mm512_unpacklo_epi8(first8, others8), _mm512_unpacklo_epi8(shift8, zero));
   };
-  for (std::size_t r = run_count; r-- > 0;) {
-    symbols -= run_lengths[r];
-    for (std::uint32_t first = (run_lengths[r] + 63) / 64 * 64; first > 0;) {
+  for (std::size_t run = run_count; run-- > 0;) {
+    symbols -= run_lengths[run];
+    for (std::uint32_t first = (run_lengths[run] + 63) / 64 * 64; first > 0;) {
       first -= 64;
       turn -= 64;
-      put(symbols + first, turn % state_count, first_lanes(run_lengths[r] - first));
+      put(symbols + first, turn % state_count, first_lanes(run_lengths[run] - first));
     }
   }
   return end;
@@ -301,9 +302,9 @@ std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* run_len
                        [[maybe_unused]] std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
                        std::uint16_t* states, std::byte* end) {
   std::uint32_t turn = 0;  // number of the state after the current run, over all runs
-  for (std::size_t r = 0; r < run_count; ++r) {
-    symbols += run_lengths[r];
-    turn += (run_lengths[r] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+  for (std::size_t run = 0; run < run_count; ++run) {
+    symbols += run_lengths[run];
+    turn += (run_lengths[run] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
   }
 #if defined(__AVX512VBMI2__)
   if (state_count >= kRunStateAlignment) {
@@ -313,10 +314,10 @@ std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* run_len
                : write_small_lanes<false>(symbols, run_lengths, run_count, codes, state_count, turn, states, end);
   }
 #endif
-  for (std::size_t r = run_count; r-- > 0;) {
-    symbols -= run_lengths[r];
-    turn -= (run_lengths[r] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
-    for (std::uint32_t i = run_lengths[r]; i-- > 0;)
+  for (std::size_t run = run_count; run-- > 0;) {
+    symbols -= run_lengths[run];
+    turn -= (run_lengths[run] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+    for (std::uint32_t i = run_lengths[run]; i-- > 0;)
       end -= put_small(states[(turn + i) % state_count], codes, symbols[i], end - 1);
   }
   return end;

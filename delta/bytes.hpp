@@ -44,7 +44,7 @@ void put(ByteVector& out, T value) {
   put_bytes(out, std::as_bytes(std::span(&value, 1)));
 }
 
-// Calls f with a zero of the unsigned integer type of this size, so that a generic f can name the type.
+// Calls f with a zero of the unsigned integer type of this size (1, 2, 4 or 8), so that a generic f can name the type.
 template <class F>
 auto with_element_type(std::size_t element_bytes, F&& f) {
   switch (element_bytes) {
@@ -66,7 +66,7 @@ inline void put_varint(ByteVector& out, std::uint64_t value) {
 }
 
 // Reads from the front. After the first read past the end, or the first malformed varint, failed() is true and every
-// read returns zero or nothing. So check once per unit, before using its values.
+// read returns zero or nothing. So it is enough to check failed() once after reading a record, before using its values.
 class ByteReader {
  public:
   explicit ByteReader(ByteSpan bytes) : remaining_(bytes) {}

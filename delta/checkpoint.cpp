@@ -89,9 +89,10 @@ Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const W
                      shard, tensor_names.front(),
                      tensor_names.size() > 1 ? fmt::format(" and {} more", tensor_names.size() - 1) : "");
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / shard));
-    for (const TensorView& t : file.view())
-      if (const auto [entry, is_new] = shard_of.emplace(t.name, shard); !is_new)
-        return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, entry->second, shard);
+    for (const TensorView& tensor : file.view())
+      if (const auto [entry, is_new] = shard_of.emplace(tensor.name, shard); !is_new)
+        return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), tensor.name, entry->second,
+                       shard);
     for (const std::string& tensor : tensor_names)
       if (const auto entry = shard_of.find(tensor); entry == shard_of.end() || entry->second != shard)
         return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard,
@@ -112,13 +113,13 @@ Status remove_file(const fs::path& path) {
 std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t bytes_max) {
   std::vector<StateView> shards(1);
   std::uint64_t shard_bytes = 0;
-  for (const TensorView& t : state) {
-    if (!shards.back().empty() && t.bytes.size() > bytes_max - std::min(shard_bytes, bytes_max)) {
+  for (const TensorView& tensor : state) {
+    if (!shards.back().empty() && tensor.bytes.size() > bytes_max - std::min(shard_bytes, bytes_max)) {
       shards.emplace_back();
       shard_bytes = 0;
     }
-    shards.back().push_back(t);
-    shard_bytes += t.bytes.size();
+    shards.back().push_back(tensor);
+    shard_bytes += tensor.bytes.size();
   }
   return shards;
 }
@@ -134,6 +135,10 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
   checkpoint.is_folder_ = fs::is_directory(status);
   if (checkpoint.is_folder_) {
     ECHO_TRY(checkpoint.open_folder());
+    if (fs::exists(path / kAdapterFileName, ec)) {
+      ECHO_ASSIGN(SafetensorsFile adapter, open_as_input(path / kAdapterFileName));
+      checkpoint.files_.push_back(std::move(adapter));
+    }
   } else {
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(path));
     checkpoint.files_.push_back(std::move(file));
@@ -141,7 +146,7 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
   for (const SafetensorsFile& file : checkpoint.files_)
     checkpoint.view_.insert(checkpoint.view_.end(), file.view().begin(), file.view().end());
   ECHO_ASSIGN(checkpoint.view_, canonical(std::move(checkpoint.view_)));
-  for (const TensorView& t : checkpoint.view_) checkpoint.total_bytes_ += Bytes{t.bytes.size()};
+  for (const TensorView& tensor : checkpoint.view_) checkpoint.total_bytes_ += Bytes{tensor.bytes.size()};
   checkpoint.find_places();
   return checkpoint;
 }
@@ -153,6 +158,7 @@ Status Checkpoint::open_folder() {
     files_.push_back(std::move(file));
     return ok();
   }
+  if (!fs::exists(path_ / kIndexName, ec) && fs::exists(path_ / kAdapterFileName, ec)) return ok();
   if (!fs::exists(path_ / kIndexName, ec))
     return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleFileName, kIndexName);
   ECHO_ASSIGN(const WeightMap map, read_index(path_ / kIndexName));
@@ -165,14 +171,15 @@ Status Checkpoint::open_folder() {
 void Checkpoint::find_places() {
   std::map<const std::byte*, std::size_t> file_by_address;  // of its first byte in memory
   for (std::size_t i = 0; i < files_.size(); ++i) file_by_address.emplace(files_[i].bytes().data(), i);
-  for (const TensorView& t : view_) {
-    if (t.bytes.empty()) {
+  for (const TensorView& tensor : view_) {
+    if (tensor.bytes.empty()) {
       places_.push_back({});
       continue;
     }
     // The file with the greatest address up to the tensor's contains it.
-    const auto file = std::prev(file_by_address.upper_bound(t.bytes.data()));
-    places_.push_back({.file = file->second, .first_byte = static_cast<std::uint64_t>(t.bytes.data() - file->first)});
+    const auto file = std::prev(file_by_address.upper_bound(tensor.bytes.data()));
+    places_.push_back(
+        {.file = file->second, .first_byte = static_cast<std::uint64_t>(tensor.bytes.data() - file->first)});
   }
 }
 
@@ -190,9 +197,9 @@ Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes sh
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     ECHO_TRY(write_safetensors(folder / name, shards[i], metadata));
-    for (const TensorView& t : shards[i]) {
-      weight_map[t.name] = name;
-      total_bytes += t.bytes.size();
+    for (const TensorView& tensor : shards[i]) {
+      weight_map[tensor.name] = name;
+      total_bytes += tensor.bytes.size();
     }
   }
   const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};

@@ -11,14 +11,17 @@ namespace echoline::delta {
 
 // The file that lists the shards of a sharded folder.
 inline constexpr const char* kCheckpointIndexName = "model.safetensors.index.json";
+// The file of an adapter (LoRA), as PEFT names it.
+inline constexpr const char* kAdapterFileName = "adapter_model.safetensors";
 
 // An opened checkpoint, mapped read-only. A sharded one spreads its tensors over several files (shards), which an index
 // lists. Views are valid while this object (or the one it was moved into) lives.
 class Checkpoint {
  public:
   // `path` is a .safetensors file or a folder. The folder holds model.safetensors or otherwise
-  // model.safetensors.index.json and the shards named there. Every defect is kInvalid, not kCorrupt as for patches,
-  // because the user chose the path; the message names the file, shard or tensor.
+  // model.safetensors.index.json and the shards named there. The tensors of adapter_model.safetensors are added to
+  // them; it may also be the only file. Every defect is kInvalid, not kCorrupt as for patches, because the user chose
+  // the path; the message names the file, shard or tensor.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
   const StateView& view() const { return view_; }  // all tensors in canonical order (sorted by name)

@@ -32,9 +32,9 @@ template <class T>
 void join_planes(const std::byte* __restrict planes, std::size_t count, bool is_float, std::byte* __restrict elements) {
   for (std::size_t i = 0; i < count; ++i) {
     T bits = 0;
-    for (std::size_t p = 0; p < sizeof(T); ++p) {
-      const T byte = static_cast<T>(planes[(sizeof(T) - 1 - p) * count + i]);
-      bits = static_cast<T>(bits | static_cast<T>(byte << (8 * p)));
+    for (std::size_t byte_index = 0; byte_index < sizeof(T); ++byte_index) {
+      const T byte = static_cast<T>(planes[(sizeof(T) - 1 - byte_index) * count + i]);
+      bits = static_cast<T>(bits | static_cast<T>(byte << (8 * byte_index)));
     }
     store(elements + i * sizeof(T), is_float ? std::rotr(bits, 1) : bits);
   }
@@ -49,8 +49,8 @@ bool looks_random(ByteSpan bytes) {
   const std::size_t stride = bytes.size() / kSampleBytes;
   for (std::size_t i = 0; i < kSampleBytes; ++i) ++counts[static_cast<std::uint8_t>(bytes[i * stride])];
   double entropy_bits = 0;
-  for (const std::uint32_t n : counts)
-    if (n > 0) entropy_bits += n * std::log2(static_cast<double>(kSampleBytes) / n);
+  for (const std::uint32_t count : counts)
+    if (count > 0) entropy_bits += count * std::log2(static_cast<double>(kSampleBytes) / count);
   return entropy_bits >= kEntropyMin * kSampleBytes;
 }
 
@@ -139,9 +139,9 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
   ByteVector& plane = context_->plane;
   plane.resize(content.size() / element_bytes);
   // Begins with the top plane, because the others are skipped if it is too large already.
-  for (std::size_t p = element_bytes; p-- > 0;) {
+  for (std::size_t byte_index = element_bytes; byte_index-- > 0;) {
     with_element_type(element_bytes, [&]<class T>(T) {
-      copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data());
+      copy_plane<T>(content.data(), plane.size(), byte_index, is_float(dtype), plane.data());
     });
     const std::size_t used_bytes = out.size() - old_size;
     const auto level = is_float(dtype) && looks_random(plane) ? std::nullopt : std::optional(kPlaneLevel);
@@ -164,7 +164,8 @@ double DenseEncoder::estimate_bytes(const Content& content, DType dtype) {
     with_element_type(element_bytes, [&]<class T>(T) {
       T bits = load<T>(content.part(i * sizeof(T), sizeof(T), scratch).data());
       if (is_float(dtype)) bits = std::rotl(bits, 1);
-      for (std::size_t p = 0; p < sizeof(T); ++p) ++counts[p][static_cast<std::uint8_t>(bits >> (8 * p))];
+      for (std::size_t byte_index = 0; byte_index < sizeof(T); ++byte_index)
+        ++counts[byte_index][static_cast<std::uint8_t>(bits >> (8 * byte_index))];
     });
   static const auto n_log_n = [] {
     std::array<double, 2 * kSampleElements> values{};
@@ -174,9 +175,9 @@ double DenseEncoder::estimate_bytes(const Content& content, DType dtype) {
   }();
   // The entropy of each plane: N log2 N - sum of n log2 n, with the count n of each byte value among N bytes.
   double entropy_bits = 0;
-  for (std::size_t p = 0; p < element_bytes; ++p) {
+  for (std::size_t byte_index = 0; byte_index < element_bytes; ++byte_index) {
     entropy_bits += n_log_n[static_cast<std::size_t>(sampled)];
-    for (const std::uint16_t n : counts[p]) entropy_bits -= n_log_n[n];
+    for (const std::uint16_t n : counts[byte_index]) entropy_bits -= n_log_n[n];
   }
   return entropy_bits / 8 * static_cast<double>(count) / std::max(sampled, 1.0);
 }
@@ -186,9 +187,9 @@ Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {
   const std::size_t count = to.size() / element_bytes;
   ByteReader reader(coded);
   ByteVector planes(to.size());
-  for (std::size_t p = 0; p < element_bytes; ++p) {
+  for (std::size_t byte_index = 0; byte_index < element_bytes; ++byte_index) {
     ECHO_ASSIGN(const Stream stream, read_stream(reader, count, count));
-    ECHO_TRY(expand_stream(stream, std::span(planes).subspan(p * count, count)));
+    ECHO_TRY(expand_stream(stream, std::span(planes).subspan(byte_index * count, count)));
   }
   if (!reader.remaining().empty()) return corrupt("a segment has bytes after its last plane");
   with_element_type(element_bytes,

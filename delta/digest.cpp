@@ -53,7 +53,7 @@ Digest combine_digests(std::span<const Digest> tensors) {
   hashed.reserve(kStateDomain.size() + 8 + sizeof(Digest) * tensors.size());
   put_bytes(hashed, as_byte_span(kStateDomain));
   put(hashed, static_cast<std::uint64_t>(tensors.size()));
-  for (const Digest& d : tensors) put_bytes(hashed, d.bytes);
+  for (const Digest& digest : tensors) put_bytes(hashed, digest.bytes);
   return digest_bytes(hashed);
 }
 
@@ -74,8 +74,8 @@ std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigne
     for (std::size_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kTaskBytes)
       tasks.push_back({.tensor = i, .first_byte = first_byte});
   }
-  for_each_parallel(tasks.size(), threads, [&](unsigned, std::size_t t) {
-    const auto [tensor, first_byte] = tasks[t];
+  for_each_parallel(tasks.size(), threads, [&](unsigned, std::size_t task_index) {
+    const auto [tensor, first_byte] = tasks[task_index];
     const ByteSpan bytes = state[tensor].bytes;
     digest_leaves(bytes.subspan(first_byte, std::min(kTaskBytes, bytes.size() - first_byte)),
                   leaves[tensor].data() + first_byte / kLeafBytes);

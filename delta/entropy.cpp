@@ -83,9 +83,9 @@ struct TypeCounts {
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
   void sort_and_count() {
-    for (std::size_t c = 0; c < classes.size(); ++c) {
-      classes[c].elements += std::exchange(elements[c], 0);
-      classes[c].sort_and_count();
+    for (std::size_t exponent = 0; exponent < classes.size(); ++exponent) {
+      classes[exponent].elements += std::exchange(elements[exponent], 0);
+      classes[exponent].sort_and_count();
     }
   }
 };
@@ -140,10 +140,12 @@ void EntropyCounter::merge(EntropyCounter&& other) {
     TypeCounts& to = types_->by_dtype.try_emplace(dtype, dtype).first->second;
     from.sort_and_count();
     to.sort_and_count();
-    for (std::size_t c = 0; c < from.classes.size(); ++c) {
-      to.classes[c].elements += from.classes[c].elements;
-      for (std::size_t i = 0; i < kSmallSteps; ++i) to.classes[c].small_steps[i] += from.classes[c].small_steps[i];
-      to.classes[c].large_steps = merge_sorted(to.classes[c].large_steps, from.classes[c].large_steps);
+    for (std::size_t exponent = 0; exponent < from.classes.size(); ++exponent) {
+      to.classes[exponent].elements += from.classes[exponent].elements;
+      for (std::size_t i = 0; i < kSmallSteps; ++i)
+        to.classes[exponent].small_steps[i] += from.classes[exponent].small_steps[i];
+      to.classes[exponent].large_steps =
+          merge_sorted(to.classes[exponent].large_steps, from.classes[exponent].large_steps);
     }
   }
   other.types_->by_dtype.clear();
@@ -153,19 +155,20 @@ EntropyBound EntropyCounter::bound() {
   EntropyBound total;
   for (auto& [dtype, counts] : types_->by_dtype) {
     counts.sort_and_count();
-    for (const ClassCounts& c : counts.classes) {
+    for (const ClassCounts& class_counts : counts.classes) {
       std::uint64_t changed = 0;
       double step_log_sum = 0;
       const auto add = [&](std::uint64_t count) {
         changed += count;
         step_log_sum += n_log_n(count);
       };
-      for (const std::uint64_t count : c.small_steps) add(count);
-      for (const StepCount& step : c.large_steps) add(step.count);
-      total.elements += c.elements;
+      for (const std::uint64_t count : class_counts.small_steps) add(count);
+      for (const StepCount& step : class_counts.large_steps) add(step.count);
+      total.elements += class_counts.elements;
       total.changed += changed;
       // n H2(k / n) = n log n - k log k - (n - k) log(n - k), with n elements and k changes; likewise for the steps.
-      total.position_bits += n_log_n(c.elements) - n_log_n(changed) - n_log_n(c.elements - changed);
+      total.position_bits +=
+          n_log_n(class_counts.elements) - n_log_n(changed) - n_log_n(class_counts.elements - changed);
       total.step_bits += n_log_n(changed) - step_log_sum;
     }
   }

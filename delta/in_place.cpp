@@ -161,7 +161,8 @@ Status remove_journal(const fs::path& journal, const ApplyOptions& options) {
 
 // Whether the journal belongs to any of these files.
 bool concerns_any(const Journal& journal, const fs::path& folder, const std::set<fs::path>& files) {
-  return std::ranges::any_of(journal.files, [&](const JournalFile& f) { return files.contains(folder / f.name); });
+  return std::ranges::any_of(journal.files,
+                             [&](const JournalFile& file) { return files.contains(folder / file.name); });
 }
 
 // Completes a journal if it concerns any of the checkpoint's files.

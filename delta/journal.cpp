@@ -105,7 +105,7 @@ void put_head(ByteVector& out, const RecordHead& head) {
 }
 
 // Reads a record without its seal. Returns false if it is malformed.
-bool read_record(const RecordHead& head, ByteReader& reader, const Journal& journal, JournalRecord& r) {
+bool read_record(const RecordHead& head, ByteReader& reader, const Journal& journal, JournalRecord& record) {
   if ((head.kind != kWhole && head.kind != kSparse) || head.zero != 0 || head.file >= journal.files.size())
     return false;
   if (head.element_bytes > 8 || !std::has_single_bit(head.element_bytes) || head.byte_count % head.element_bytes != 0)
@@ -116,19 +116,19 @@ bool read_record(const RecordHead& head, ByteReader& reader, const Journal& jour
   const std::uint64_t elements = head.byte_count / head.element_bytes;
   // The limit keeps the products below from overflowing.
   if (head.count > elements || head.count > std::uint64_t{1} << 32) return false;
-  r = {.file = head.file,
-       .first_byte = head.first_byte,
-       .byte_count = head.byte_count,
-       .element_bytes = head.element_bytes,
-       .whole = head.kind == kWhole,
-       .positions = {},
-       .values = {}};
-  if (r.whole && head.count != elements) return false;
-  if (!r.whole) r.positions = reader.read_bytes(head.count * sizeof(std::uint32_t));
-  r.values = reader.read_bytes(head.count * head.element_bytes);
+  record = {.file = head.file,
+            .first_byte = head.first_byte,
+            .byte_count = head.byte_count,
+            .element_bytes = head.element_bytes,
+            .whole = head.kind == kWhole,
+            .positions = {},
+            .values = {}};
+  if (record.whole && head.count != elements) return false;
+  if (!record.whole) record.positions = reader.read_bytes(head.count * sizeof(std::uint32_t));
+  record.values = reader.read_bytes(head.count * head.element_bytes);
   if (reader.failed()) return false;
-  for (std::size_t i = 0; i < r.positions.size(); i += sizeof(std::uint32_t))
-    if (load<std::uint32_t>(r.positions.data() + i) >= elements) return false;
+  for (std::size_t i = 0; i < record.positions.size(); i += sizeof(std::uint32_t))
+    if (load<std::uint32_t>(record.positions.data() + i) >= elements) return false;
   return true;
 }
 

@@ -67,7 +67,8 @@ class JournalWriter {
 // Applies a record to `window`, which holds the file's bytes from `window_begin` on. Calls touched(begin, end) with
 // each byte range of the file that was set.
 template <class Touched>
-void apply_record(const JournalRecord& r, std::uint64_t window_begin, std::span<std::byte> window, Touched&& touched) {
+void apply_record(const JournalRecord& record, std::uint64_t window_begin, std::span<std::byte> window,
+                  Touched&& touched) {
   const std::uint64_t window_end = window_begin + window.size();
   // Sets the part of these bytes that is in the window.
   const auto put = [&](std::uint64_t first_byte, const std::byte* values, std::size_t count) {
@@ -77,11 +78,12 @@ void apply_record(const JournalRecord& r, std::uint64_t window_begin, std::span<
                 static_cast<std::size_t>(end - begin));
     touched(begin, end);
   };
-  if (r.whole) return put(r.first_byte, r.values.data(), r.values.size());
-  const std::size_t count = r.positions.size() / sizeof(std::uint32_t);
+  if (record.whole) return put(record.first_byte, record.values.data(), record.values.size());
+  const std::size_t count = record.positions.size() / sizeof(std::uint32_t);
   for (std::size_t i = 0; i < count; ++i) {
-    const auto position = load<std::uint32_t>(r.positions.data() + i * sizeof(std::uint32_t));
-    put(r.first_byte + position * r.element_bytes, r.values.data() + i * r.element_bytes, r.element_bytes);
+    const auto position = load<std::uint32_t>(record.positions.data() + i * sizeof(std::uint32_t));
+    put(record.first_byte + position * record.element_bytes, record.values.data() + i * record.element_bytes,
+        record.element_bytes);
   }
 }
 

@@ -7,9 +7,6 @@
 
 namespace echoline::delta {
 
-// The digests of each tensor's leaves (digest.hpp); tensors are in canonical order.
-using LeafDigests = std::vector<std::vector<Digest>>;
-
 // `base_leaves`, unless null, receives the digests of the previous state, or nothing if options.base is set.
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                const EncodeOptions& options, LeafDigests* base_leaves);

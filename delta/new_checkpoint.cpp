@@ -46,22 +46,23 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
   while (offset < end) {
     auto from_offset = static_cast<off_t>(offset), to_offset = from_offset;
     const auto bytes_left = static_cast<std::size_t>(end - offset);
-    const ssize_t n = ::copy_file_range(from, &from_offset, to, &to_offset, bytes_left, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    offset += static_cast<std::uint64_t>(n);
+    const ssize_t copied_bytes = ::copy_file_range(from, &from_offset, to, &to_offset, bytes_left, 0);
+    if (copied_bytes < 0 && errno == EINTR) continue;
+    if (copied_bytes <= 0) break;
+    offset += static_cast<std::uint64_t>(copied_bytes);
   }
   // If the file system cannot copy, or not all, reads and writes the remaining bytes.
   constexpr std::size_t kBufferBytes = 1u << 20;
   std::vector<std::byte> buffer(offset < end ? kBufferBytes : 0);
   while (offset < end) {
     const auto bytes_wanted = static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, buffer.size()));
-    const ssize_t n = ::pread(from, buffer.data(), bytes_wanted, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(kOperation, from_path);
-    if (n == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", from_path.string());
-    ECHO_TRY(write_all_at(to, std::span(buffer).first(static_cast<std::size_t>(n)), offset, kOperation, from_path));
-    offset += static_cast<std::uint64_t>(n);
+    const ssize_t copied_bytes = ::pread(from, buffer.data(), bytes_wanted, static_cast<off_t>(offset));
+    if (copied_bytes < 0 && errno == EINTR) continue;
+    if (copied_bytes < 0) return os_error(kOperation, from_path);
+    if (copied_bytes == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", from_path.string());
+    ECHO_TRY(write_all_at(to, std::span(buffer).first(static_cast<std::size_t>(copied_bytes)), offset, kOperation,
+                          from_path));
+    offset += static_cast<std::uint64_t>(copied_bytes);
   }
   return ok();
 }

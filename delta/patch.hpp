@@ -19,6 +19,9 @@ namespace echoline::delta {
 
 enum class PatchKind : std::uint8_t { kSnapshot = 1, kDelta = 2 };
 
+// The digests of each tensor's leaves (digest.hpp); tensors are in canonical order.
+using LeafDigests = std::vector<std::vector<Digest>>;
+
 // Receives the bytes of tensor data processed so far, of `total`. Called occasionally, by one of several threads at a
 // time.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
@@ -29,6 +32,9 @@ struct EncodeOptions {
   std::optional<Digest> base = std::nullopt;  // digest of the previous state, if known; otherwise computed
   Progress progress = nullptr;
   bool count_entropy = false;  // for deltas: sets PatchStats::entropy
+  // Receives the digests of the new state's leaves. Before a delta with a known `base`, it may hold those of the
+  // previous state: then tensors that are the same memory in both states are unchanged, and are not read.
+  LeafDigests* leaves = nullptr;
 };
 
 // The results of an encoding.

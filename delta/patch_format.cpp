@@ -224,7 +224,8 @@ Status PatchParser::check_trailer(ByteSpan body) {
   ByteReader reader(body);
   PatchInfo& info = info_;
   Digest base, checksums_digest;
-  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.read_bytes(d->bytes.size()), d->bytes.begin());
+  for (Digest* digest : {&base, &info.result})
+    std::ranges::copy(reader.read_bytes(digest->bytes.size()), digest->bytes.begin());
   const auto state_bytes = reader.read_number<std::uint64_t>();
   const auto elements = reader.read_number<std::uint64_t>();
   const auto changed = reader.read_number<std::uint64_t>();

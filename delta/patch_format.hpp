@@ -12,7 +12,8 @@ namespace echoline::delta {
 class PatchWriter {
  public:
   explicit PatchWriter(const PatchSink& sink) : sink_(sink) {}
-  // Writes the magic and the header frame with the table of `tensors`, which are canonical; does not read their bytes.
+  // Writes the magic and the header frame with the table of `tensors`, which are in canonical order; does not read
+  // their bytes.
   Status begin(PatchKind kind, const StateView& tensors, int table_zstd_level);
   // Add segments in ascending order of (tensor, index).
   Status add(const Segment& segment);
@@ -24,7 +25,7 @@ class PatchWriter {
   void begin_frame(std::uint8_t type);
   Status end_frame();
   const PatchSink& sink_;
-  ByteVector frame_;             // being written; before the header frame, the magic
+  ByteVector frame_;             // the frame being written; the patch's magic precedes the first one
   ByteVector checksums_;         // of all frames so far
   std::size_t frame_begin_ = 0;  // of the current frame in `frame_`, after the magic
   std::uint64_t patch_bytes_ = 0;
@@ -32,8 +33,8 @@ class PatchWriter {
   std::uint64_t changed_ = 0;  // elements
 };
 
-// A patch whose lengths and checksums are verified; only layers' payloads may still be malformed. Views point into the
-// patch.
+// A patch whose lengths and checksums are verified. The payloads of its segments are not decoded yet and may still be
+// malformed. Views point into the patch.
 struct ParsedPatch {
   PatchInfo info;
   std::vector<Segment> segments;  // ascending
@@ -55,6 +56,7 @@ class PatchParser {
 
  private:
   Status add_header(ByteSpan body);
+  // `is_group`: the segment holds several whole tensors instead of a part of one.
   Result<Segment> add_segment(ByteSpan body, bool is_group);
   Status check_trailer(ByteSpan body);
 

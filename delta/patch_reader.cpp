@@ -54,7 +54,7 @@ struct OwnedSegment {
 // Queues segments in `tasks` as work(self, segment). Their payloads are valid only during this call, so it copies them.
 // If the queue would make it wait for most of them, it waits for all instead and copies none.
 template <class Work>
-Status queue_segments(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
+Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Work&& work) {
   const bool waits_for_all = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
   Status status = ok();
   for (const Segment& segment : segments) {
@@ -140,9 +140,9 @@ class Resolver {
       std::size_t first, count;  // its changes among those of the group
     };
     std::vector<ChangedTensor> changed_tensors;
-    ECHO_TRY(decoder.decode_group(segment, tensors, *replacement, [&](const GroupedTensor& t) {
-      digest_leaves(t.content, leaves[first + t.index].data());
-      changed_tensors.push_back({.tensor = t.index, .first = t.first, .count = t.count});
+    ECHO_TRY(decoder.decode_group(segment, tensors, *replacement, [&](const GroupedTensor& grouped) {
+      digest_leaves(grouped.content, leaves[first + grouped.index].data());
+      changed_tensors.push_back({.tensor = grouped.index, .first = grouped.first, .count = grouped.count});
     }));
     // Positions are numbered over the group; from here on each tensor's begin at 0.
     std::size_t elements_before = 0, tensor = 0;  // elements_before: of the group, before `tensor`
@@ -171,7 +171,7 @@ class Resolver {
   const WriteSink sink_;
   std::mutex mutex_;  // for `sink_`
   std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
-  Tasks tasks_;  // last, so that its threads end before the members they use
+  TaskPool tasks_;  // last, so that its threads end before the members they use
 };
 
 std::uint64_t bytes_of(const StateView& state) {
@@ -196,8 +196,8 @@ Status check_result(const StateView& state, const std::vector<std::vector<Digest
 void write_to_state(OwnedState& state, const std::vector<TensorWrite>& writes, std::vector<std::vector<Digest>> leaves,
                     unsigned threads) {
   for_each_parallel(writes.size(), threads, [&](unsigned, std::size_t i) {
-    const TensorWrite& w = writes[i];
-    w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
+    const TensorWrite& write = writes[i];
+    write.write_to(StateWriter::memory(state, write.tensor).subspan(write.first_byte, write.byte_count));
   });
   StateWriter::cache_leaf_digests(state, std::move(leaves));
 }
@@ -321,13 +321,13 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 }
 
 struct IncomingDelta::Impl {
-  Impl(OwnedState* s, StateView v, const DecodeOptions& o)
-      : state(s),
-        view(std::move(v)),
-        options(o),
-        incoming(o),
+  Impl(OwnedState* owned_state, StateView state_view, const DecodeOptions& decode_options)
+      : state(owned_state),
+        view(std::move(state_view)),
+        options(decode_options),
+        incoming(decode_options),
         progress(options.progress, bytes_of(view)),
-        resolver(o.threads, progress, view, leaves, [this](TensorWrite&& write) {
+        resolver(decode_options.threads, progress, view, leaves, [this](TensorWrite&& write) {
           writes.push_back(std::move(write));
           return ok();
         }) {}
@@ -386,7 +386,8 @@ Result<std::vector<TensorWrite>> IncomingDelta::apply() {
 }
 
 struct IncomingSnapshot::Impl {
-  explicit Impl(const DecodeOptions& o) : options(o), incoming(o), tasks(o.threads) {}
+  explicit Impl(const DecodeOptions& decode_options)
+      : options(decode_options), incoming(decode_options), tasks(decode_options.threads) {}
 
   Status add(ByteSpan bytes) {
     return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
@@ -400,8 +401,8 @@ struct IncomingSnapshot::Impl {
     if (info.kind != PatchKind::kSnapshot)
       return fail(Code::kInvalid, "decode snapshot", "this patch is a delta; it needs the state that it applies to");
     StateView like;
-    for (const PatchTensor& t : info.tensors)
-      like.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape, .bytes = {}});
+    for (const PatchTensor& tensor : info.tensors)
+      like.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .bytes = {}});
     ECHO_ASSIGN(state, options.make_state ? options.make_state(like) : OwnedState::empty_like(like));
     leaves = empty_leaf_digests(state->view());
     progress.emplace(options.progress, info.state_bytes);
@@ -437,7 +438,7 @@ struct IncomingSnapshot::Impl {
   std::optional<OwnedState> state;  // set after the header
   std::vector<std::vector<Digest>> leaves;
   std::optional<ProgressCounter> progress;
-  Tasks tasks;  // last, so that its threads end before the members they use
+  TaskPool tasks;  // last, so that its threads end before the members they use
 };
 
 IncomingSnapshot::IncomingSnapshot(const DecodeOptions& options) : impl_(std::make_unique<Impl>(options)) {}

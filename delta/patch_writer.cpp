@@ -25,9 +25,9 @@ struct SegmentTask {
 // A task for each segment of each tensor, in order.
 std::vector<SegmentTask> segment_tasks(const StateView& state) {
   std::vector<SegmentTask> tasks;
-  for (std::size_t t = 0; t < state.size(); ++t)
-    for (std::uint64_t i = 0; i < segment_count(state[t].bytes.size()); ++i)
-      tasks.push_back({.tensor = t, .index = i, .range = segment_range(state[t].bytes.size(), i)});
+  for (std::size_t tensor = 0; tensor < state.size(); ++tensor)
+    for (std::uint64_t i = 0; i < segment_count(state[tensor].bytes.size()); ++i)
+      tasks.push_back({.tensor = tensor, .index = i, .range = segment_range(state[tensor].bytes.size(), i)});
   return tasks;
 }
 
@@ -54,7 +54,9 @@ std::vector<TaskGroup> group_small_tensors(const std::vector<SegmentTask>& tasks
   std::vector<TaskGroup> groups;
   for (const SegmentTask& task : tasks) {
     const std::uint64_t bytes = task.range.byte_count;
-    const auto is_small = [&](const SegmentTask& t) { return state[t.tensor].bytes.size() <= kGroupedBytes; };
+    const auto is_small = [&](const SegmentTask& candidate) {
+      return state[candidate.tensor].bytes.size() <= kGroupedBytes;
+    };
     if (!groups.empty() && is_small(task)) {
       TaskGroup& group = groups.back();
       const SegmentTask& previous = group.tasks.back();
@@ -169,9 +171,9 @@ Status encode_groups(const std::vector<TaskGroup>& groups, unsigned threads, Ord
 }
 
 void count_state(const StateView& state, PatchStats& stats) {
-  for (const TensorView& t : state) {
-    stats.state_bytes += t.bytes.size();
-    stats.elements += t.bytes.size() / dtype_bytes(t.dtype);
+  for (const TensorView& tensor : state) {
+    stats.state_bytes += tensor.bytes.size();
+    stats.elements += tensor.bytes.size() / dtype_bytes(tensor.dtype);
   }
 }
 
@@ -246,6 +248,13 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
   OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
   auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : empty_leaf_digests(prev);
   auto cur_leaves = empty_leaf_digests(cur);
+  const LeafDigests known_leaves = options.leaves ? std::move(*options.leaves) : LeafDigests();
+  const bool knows_leaves = options.base && known_leaves.size() == cur.size();
+  const auto is_unchanged = [&](const SegmentTask& task) {
+    const TensorView& tensor = cur[task.tensor];
+    return knows_leaves && prev[task.tensor].bytes.data() == tensor.bytes.data() &&
+           known_leaves[task.tensor].size() == leaf_count(tensor.bytes.size());
+  };
   std::mutex mutex;  // for `counters`
   std::deque<EntropyCounter> counters;
   const std::vector<SegmentTask> tasks = segment_tasks(cur);
@@ -258,6 +267,15 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
         return worker;
       },
       [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
+        if (std::all_of(group.begin(), group.end(), is_unchanged)) {
+          for (const SegmentTask& task : group) {
+            const std::size_t first = task.range.first_byte / kLeafBytes;
+            std::copy_n(known_leaves[task.tensor].begin() + static_cast<std::ptrdiff_t>(first),
+                        leaf_count(task.range.byte_count),
+                        cur_leaves[task.tensor].begin() + static_cast<std::ptrdiff_t>(first));
+          }
+          return empty_segment(group);
+        }
         LeafDigester old_leaves(group, prev, prev_leaves), new_leaves(group, cur, cur_leaves);
         const auto leaf_read = [&](std::size_t first_byte, std::size_t bytes) {
           if (!options.base) old_leaves.on_leaf_read(first_byte, bytes);
@@ -272,6 +290,7 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
   stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
   if (base_leaves) *base_leaves = std::move(prev_leaves);
   stats.result = combine_leaves(cur, cur_leaves);
+  if (options.leaves) *options.leaves = std::move(cur_leaves);
   if (options.count_entropy) {
     EntropyCounter total;
     for (EntropyCounter& counter : counters) total.merge(std::move(counter));
@@ -302,6 +321,7 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
         return coded;
       }));
   stats.result = combine_leaves(cur, leaves);
+  if (options.leaves) *options.leaves = std::move(leaves);
   ECHO_TRY(writer.finish(stats));
   return stats;
 }
@@ -311,8 +331,8 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
 // The tensors of a patch, without content.
 StateView layout_of(const PatchInfo& info) {
   StateView layout;
-  for (const PatchTensor& t : info.tensors)
-    layout.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape, .bytes = {}});
+  for (const PatchTensor& tensor : info.tensors)
+    layout.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .bytes = {}});
   return layout;
 }
 
@@ -340,10 +360,10 @@ Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vec
   joined.tensor = key.first;
   joined.index = key.second;
   joined.tensors = 0;  // not known yet
-  for (std::size_t p = 0; p < patches.size(); ++p) {
-    const std::vector<Segment>& segments = patches[p].segments;
-    if (next_index[p] == segments.size()) continue;
-    const Segment& segment = segments[next_index[p]];
+  for (std::size_t patch_index = 0; patch_index < patches.size(); ++patch_index) {
+    const std::vector<Segment>& segments = patches[patch_index].segments;
+    if (next_index[patch_index] == segments.size()) continue;
+    const Segment& segment = segments[next_index[patch_index]];
     if (std::pair(segment.tensor, segment.index) != key) continue;
     if (joined.tensors != 0 && joined.tensors != segment.tensors) return group_mismatch();
     joined.tensors = segment.tensors;
@@ -351,7 +371,7 @@ Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vec
       if (layer.coding == LayerCoding::kDense) joined.layers.clear();
       joined.layers.push_back(layer);
     }
-    ++next_index[p];
+    ++next_index[patch_index];
   }
   return joined;
 }
@@ -362,10 +382,10 @@ Result<std::vector<Segment>> joined_segments(const std::vector<ParsedPatch>& pat
   std::vector<std::size_t> next_index(patches.size());
   for (;;) {
     std::optional<std::pair<std::uint64_t, std::uint64_t>> least_key;
-    for (std::size_t p = 0; p < patches.size(); ++p) {
-      if (next_index[p] == patches[p].segments.size()) continue;
-      const Segment& s = patches[p].segments[next_index[p]];
-      const std::pair key(s.tensor, s.index);
+    for (std::size_t patch_index = 0; patch_index < patches.size(); ++patch_index) {
+      if (next_index[patch_index] == patches[patch_index].segments.size()) continue;
+      const Segment& segment = patches[patch_index].segments[next_index[patch_index]];
+      const std::pair key(segment.tensor, segment.index);
       if (!least_key || key < *least_key) least_key = key;
     }
     if (!least_key) return result;
@@ -426,14 +446,15 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
                 info.base->hex());
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
   std::vector<SegmentTask> tasks;  // one per segment, and in groups one per tensor
-  for (const Segment& s : segments)
-    for (std::uint64_t i = 0; i < s.tensors; ++i) {
-      const auto t = static_cast<std::size_t>(s.tensor + i);
-      tasks.push_back({.tensor = t, .index = s.index, .range = segment_range(base[t].bytes.size(), s.index)});
+  for (const Segment& segment : segments)
+    for (std::uint64_t i = 0; i < segment.tensors; ++i) {
+      const auto tensor = static_cast<std::size_t>(segment.tensor + i);
+      tasks.push_back(
+          {.tensor = tensor, .index = segment.index, .range = segment_range(base[tensor].bytes.size(), segment.index)});
     }
   std::vector<TaskGroup> groups;
-  for (std::size_t first = 0; const Segment& s : segments) {
-    TaskGroup group{.tasks = std::span(tasks).subspan(first, static_cast<std::size_t>(s.tensors))};
+  for (std::size_t first = 0; const Segment& segment : segments) {
+    TaskGroup group{.tasks = std::span(tasks).subspan(first, static_cast<std::size_t>(segment.tensors))};
     for (const SegmentTask& task : group.tasks) group.bytes += task.range.byte_count;
     groups.push_back(group);
     first += group.tasks.size();
@@ -447,7 +468,9 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
         const SegmentTask& task = group.front();
         const auto segment =
             std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
-                             [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
+                             [](const Segment& candidate, const auto& key) {
+                               return std::pair(candidate.tensor, candidate.index) < key;
+                             });
         const TensorView& tensor = base[task.tensor];
         const bool is_single = group.size() == 1;
         const ByteSpan old = content_of(group, base).all_bytes(worker.base_scratch);

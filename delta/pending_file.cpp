@@ -28,10 +28,10 @@ Status sync_folder(const std::filesystem::path& folder) {
 Status write_all(int fd, std::span<const std::byte> bytes, std::string_view operation,
                  const std::filesystem::path& path) {
   while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(operation, path);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    const ssize_t written_bytes = ::write(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax));
+    if (written_bytes < 0 && errno == EINTR) continue;
+    if (written_bytes < 0) return os_error(operation, path);
+    bytes = bytes.subspan(static_cast<std::size_t>(written_bytes));
   }
   return ok();
 }
@@ -39,11 +39,12 @@ Status write_all(int fd, std::span<const std::byte> bytes, std::string_view oper
 Status write_all_at(int fd, std::span<const std::byte> bytes, std::uint64_t offset, std::string_view operation,
                     const std::filesystem::path& path) {
   while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(operation, path);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
+    const ssize_t written_bytes =
+        ::pwrite(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax), static_cast<off_t>(offset));
+    if (written_bytes < 0 && errno == EINTR) continue;
+    if (written_bytes < 0) return os_error(operation, path);
+    bytes = bytes.subspan(static_cast<std::size_t>(written_bytes));
+    offset += static_cast<std::uint64_t>(written_bytes);
   }
   return ok();
 }

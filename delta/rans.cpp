@@ -33,12 +33,15 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
 
 namespace {
 
+// The precision of a table is the number of bits that a frequency keeps below its highest one.
 constexpr unsigned kPrecisionBits = 3;  // of the field that states the precision
 constexpr unsigned kFirstLength = 8;    // expected length of the first two symbols
 
 unsigned bit_length(unsigned frequency) { return static_cast<unsigned>(std::bit_width(frequency)); }
 
-// A frequency's length is written relative to that of the symbol two before it, because tokens come in pairs.
+// A frequency's length is written relative to that of the symbol two before it, because tokens come in pairs: a step
+// away from zero, and one of the same size towards zero. The reader does not know the largest frequency yet; kRansBits
+// stands for its length.
 unsigned expected_length(const Frequencies& table, std::size_t symbol, std::size_t largest) {
   if (symbol < 2) return kFirstLength;
   return symbol - 2 == largest ? kRansBits : bit_length(table[symbol - 2]);
@@ -50,12 +53,12 @@ void coarsen(Frequencies& table, unsigned precision) {
   if (table.empty()) return;
   const auto largest = std::max_element(table.begin(), table.end());
   std::uint32_t slots_left = kRansSlots;
-  for (auto f = table.begin(); f != table.end(); ++f) {
-    if (f == largest || *f == 0) continue;
-    const unsigned length = bit_length(*f);
+  for (auto frequency = table.begin(); frequency != table.end(); ++frequency) {
+    if (frequency == largest || *frequency == 0) continue;
+    const unsigned length = bit_length(*frequency);
     const unsigned dropped_bits = length - 1 - std::min(length - 1, precision);
-    *f = static_cast<std::uint16_t>(*f >> dropped_bits << dropped_bits);
-    slots_left -= *f;
+    *frequency = static_cast<std::uint16_t>(*frequency >> dropped_bits << dropped_bits);
+    slots_left -= *frequency;
   }
   *largest = static_cast<std::uint16_t>(slots_left);
 }
@@ -70,10 +73,12 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (i == largest) continue;
     const unsigned length = bit_length(table[i]), expected = expected_length(table, i, largest);
+    // Maps the differences 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
     const unsigned ones = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
     out.put((1u << ones) - 1, ones + 1);  // that many ones, then a zero
     if (length < 2) continue;
     const unsigned stored_bits = std::min(length - 1, precision);
+    // put() writes only the low `stored_bits` bits, so the highest bit, which is one, is left out.
     out.put(table[i] >> (length - 1 - stored_bits), stored_bits);
   }
 }
@@ -104,25 +109,27 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
   return table;
 }
 
-void rans_table(const Frequencies& table, bool escape, RansEntry* entries) {
-  for (std::uint32_t s = 0; s < table.size(); ++s) {
-    const std::uint32_t symbol = escape && s + 1 == table.size() ? kEscape : s;
-    const RansEntry entry = symbol << (2 * kRansBits) | (table[s] - 1u) << kRansBits;
-    for (std::uint32_t offset = 0; offset < table[s]; ++offset) *entries++ = entry | offset;
+void fill_decode_table(const Frequencies& table, bool last_is_escape, RansEntry* entries) {
+  for (std::uint32_t index = 0; index < table.size(); ++index) {
+    const std::uint32_t symbol = last_is_escape && index + 1 == table.size() ? kEscape : index;
+    const RansEntry entry = symbol << (2 * kRansBits) | (table[index] - 1u) << kRansBits;
+    for (std::uint32_t offset = 0; offset < table[index]; ++offset) *entries++ = entry | offset;
   }
 }
 
 // rans_put() divides by multiplying with the reciprocal (T. Granlund and P. Montgomery, "Division by invariant integers
-// using multiplication", 1994), exact for every 31-bit state. A frequency of 1 has no 32-bit reciprocal: its quotient
-// is one too small, which the first slot corrects.
-void rans_codes(const Frequencies& table, RansCode* codes) {
+// using multiplication", 1994), exact for every 31-bit state. A frequency of 1 has no 32-bit reciprocal: its factor is
+// 2^32 - 1, which gives a quotient of state - 1. kRansSlots - 1 more in the first slot makes up for that. A RansCode
+// holds, from the lowest bit: reciprocal, other slots, first slot, shift.
+void fill_encode_table(const Frequencies& table, RansCode* codes) {
   std::uint64_t first_slot = 0;
-  for (const std::uint64_t f : table) {
-    const std::uint64_t shift = f > 1 ? static_cast<std::uint64_t>(std::bit_width(f - 1)) - 1 : 0;
-    const std::uint64_t reciprocal = f > 1 ? ((std::uint64_t{1} << (32 + shift)) + f - 1) / f : ~0u;
-    const std::uint64_t corrected_slot = first_slot + (f == 1 ? kRansSlots - 1 : 0);
-    *codes++ = reciprocal | (kRansSlots - f) << 32 | corrected_slot << 44 | shift << 56;
-    first_slot += f;
+  for (const std::uint64_t frequency : table) {
+    const std::uint64_t shift = frequency > 1 ? static_cast<std::uint64_t>(std::bit_width(frequency - 1)) - 1 : 0;
+    const std::uint64_t reciprocal =
+        frequency > 1 ? ((std::uint64_t{1} << (32 + shift)) + frequency - 1) / frequency : ~0u;
+    const std::uint64_t corrected_slot = first_slot + (frequency == 1 ? kRansSlots - 1 : 0);
+    *codes++ = reciprocal | (kRansSlots - frequency) << 32 | corrected_slot << 44 | shift << 56;
+    first_slot += frequency;
   }
 }
 
@@ -140,9 +147,10 @@ struct SmallReciprocal {
 // Whether the quotient of SmallReciprocal is exact for every state below 256 times the frequency.
 bool divides_exactly(std::uint32_t frequency) {
   if (frequency == 1) return true;
-  const SmallReciprocal r(frequency);
-  const std::uint64_t excess = std::uint64_t{r.factor} * frequency - (std::uint64_t{1} << (16 + r.shift));
-  return excess * (kSmallSlots * frequency - 1) < std::uint64_t{1} << (16 + r.shift);
+  const SmallReciprocal reciprocal(frequency);
+  const std::uint64_t excess =
+      std::uint64_t{reciprocal.factor} * frequency - (std::uint64_t{1} << (16 + reciprocal.shift));
+  return excess * (kSmallSlots * frequency - 1) < std::uint64_t{1} << (16 + reciprocal.shift);
 }
 
 }  // namespace
@@ -156,19 +164,22 @@ SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weight
     table[i] = static_cast<std::uint16_t>(std::max<long>(std::lround(weights[i] * kSmallSlots / total), 1));
     slots_left -= table[i];
   }
-  // The largest is at least 256 / 16, and less is subtracted from it.
+  // At most 15 other symbols were rounded up, by at most 1 each. So less than 16 is subtracted from the largest, which
+  // is at least 256 / 16.
   const auto largest = std::max_element(table.begin(), table.end());
   *largest = static_cast<std::uint16_t>(*largest + slots_left);
   // The writer divides by a 16-bit multiplication, which is not exact for all large frequencies. The second largest
   // gets the amount by which such a frequency is reduced.
   auto second_largest = table.end();
-  for (auto f = table.begin(); f != table.end(); ++f)
-    if (f != largest && *f > 0 && (second_largest == table.end() || *f > *second_largest)) second_largest = f;
+  for (auto frequency = table.begin(); frequency != table.end(); ++frequency)
+    if (frequency != largest && *frequency > 0 && (second_largest == table.end() || *frequency > *second_largest))
+      second_largest = frequency;
   while (second_largest != table.end() && !divides_exactly(*largest)) --*largest, ++*second_largest;
   return table;
 }
 
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
+  // That of kSmallUnchanged, the last symbol, is not written: it is the rest of the slots.
   for (unsigned i = 0; i < kSmallUnchanged; ++i) out.put(table[i] > 0, 1);
   for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     if (table[i] == 0) continue;
@@ -193,35 +204,38 @@ bool read_small_frequencies(BitReader& reader, SmallFrequencies& table) {
   return !is_exhausted(reader);
 }
 
-void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes) {
+// `codes` holds the tables of all ranges, one after another (rans.hpp).
+void fill_small_encode_table(unsigned range, const SmallFrequencies& table, SmallCodes& codes) {
   std::uint32_t first_slot = 0;
-  for (unsigned s = 0; s < kSmallSymbols; ++s) {
-    const unsigned index = range << kSymbolBits | s;
-    const std::uint32_t f = table[s];
-    const bool has_reciprocal = f > 1;
-    const std::uint32_t factor = has_reciprocal ? SmallReciprocal(f).factor : 0xffff;
-    codes.other_slots[index] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
+  for (unsigned symbol = 0; symbol < kSmallSymbols; ++symbol) {
+    const unsigned index = range << kSymbolBits | symbol;
+    const std::uint32_t frequency = table[symbol];
+    // A frequency of 1 has 255 other slots; the encoder then corrects the quotient.
+    const bool has_reciprocal = frequency > 1;
+    const std::uint32_t factor = has_reciprocal ? SmallReciprocal(frequency).factor : 0xffff;
+    codes.other_slots[index] = static_cast<std::uint8_t>(kSmallSlots - std::max(frequency, 1u));
     codes.first_slot[index] = static_cast<std::uint8_t>(first_slot);
     codes.reciprocal_low[index] = static_cast<std::uint8_t>(factor);
     codes.reciprocal_high[index] = static_cast<std::uint8_t>(factor >> 8);
-    codes.shift[index] = static_cast<std::uint8_t>(has_reciprocal ? SmallReciprocal(f).shift : 0);
-    first_slot += f;
+    codes.shift[index] = static_cast<std::uint8_t>(has_reciprocal ? SmallReciprocal(frequency).shift : 0);
+    first_slot += frequency;
   }
 }
 
-void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables) {
+void fill_small_decode_table(unsigned range, const SmallFrequencies& table, SmallTables& tables) {
   std::uint32_t first_slot = 0;
-  for (std::uint32_t s = 0; s < kSmallSymbols; ++s) {
-    const unsigned index = range << kSymbolBits | s;
-    const std::uint32_t frequency_minus_one = std::max<std::uint32_t>(table[s], 1) - 1;
+  for (std::uint32_t symbol = 0; symbol < kSmallSymbols; ++symbol) {
+    const unsigned index = range << kSymbolBits | symbol;
+    const std::uint32_t frequency_minus_one = std::max<std::uint32_t>(table[symbol], 1) - 1;
     tables.first_slot[index] = static_cast<std::uint8_t>(first_slot);  // below 256: kSmallUnchanged comes last
     tables.frequency_minus_one[index] = static_cast<std::uint8_t>(frequency_minus_one);
-    for (std::uint32_t k = 0; k < table[s]; ++k)
-      tables.slot[range * kSmallSlots + first_slot + k] = s << 16 | frequency_minus_one << 8 | k;
-    first_slot += table[s];
+    for (std::uint32_t offset = 0; offset < table[symbol]; ++offset)
+      tables.slot[range * kSmallSlots + first_slot + offset] = symbol << 16 | frequency_minus_one << 8 | offset;
+    first_slot += table[symbol];
   }
 }
 
+// rANS is written from the end of a buffer to its front.
 std::byte* RansWriter::buffer_end(std::size_t bytes) {
   if (bytes > buffer_.size()) {
     buffer_.clear();  // avoids copying the old content
@@ -245,13 +259,14 @@ bool open_stream(ByteSpan bytes, std::uint32_t (&states)[kCount], const std::byt
   std::memcpy(states, bytes.data(), sizeof states);
   words = bytes.data() + sizeof states;
   word_count = (bytes.size() - sizeof states) / 2;
-  return std::ranges::all_of(states, [](std::uint32_t s) { return s >= kRansFloor && s < kRansFloor << 16; });
+  return std::ranges::all_of(states,
+                             [](std::uint32_t state) { return state >= kRansFloor && state < kRansFloor << 16; });
 }
 
 template <class Reader>
 bool is_at_end(const Reader& reader) {
   return reader.word_index == reader.word_count &&
-         std::ranges::all_of(reader.state, [](std::uint32_t s) { return s == kRansFloor; });
+         std::ranges::all_of(reader.state, [](std::uint32_t state) { return state == kRansFloor; });
 }
 
 }  // namespace
@@ -286,7 +301,7 @@ void RansWriter::write_small(const std::uint8_t* symbols, std::span<const std::u
 bool rans_open(ByteSpan bytes, RansReader& reader) {
   return open_stream(bytes, reader.state, reader.words, reader.word_count);
 }
-bool rans_open(ByteSpan bytes, WideRansReader& reader) {
+bool rans_open(ByteSpan bytes, ManyStateRansReader& reader) {
   return open_stream(bytes, reader.state, reader.words, reader.word_count);
 }
 
@@ -297,16 +312,17 @@ bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader) {
   reader.bytes = bytes.data() + 2 * state_count;
   reader.byte_count = bytes.size() - 2 * state_count;
   reader.byte_index = 0;
-  return std::ranges::all_of(std::span(reader.state, state_count), [](std::uint16_t s) { return s >= kSmallFloor; });
+  return std::ranges::all_of(std::span(reader.state, state_count),
+                             [](std::uint16_t state) { return state >= kSmallFloor; });
 }
 
 bool is_rans_at_end(const SmallReader& reader) {
   return reader.byte_index == reader.byte_count &&
          std::ranges::all_of(std::span(reader.state, reader.state_count),
-                             [](std::uint16_t s) { return s == kSmallFloor; });
+                             [](std::uint16_t state) { return state == kSmallFloor; });
 }
 
 bool is_rans_at_end(const RansReader& reader) { return is_at_end(reader); }
-bool is_rans_at_end(const WideRansReader& reader) { return is_at_end(reader); }
+bool is_rans_at_end(const ManyStateRansReader& reader) { return is_at_end(reader); }
 
 }  // namespace echoline::delta

@@ -31,21 +31,23 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
 // Returns an empty table if it is malformed.
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max);
 
-// Writes kRansSlots entries. With `escape`, the last symbol of the table is kEscape.
-void rans_table(const Frequencies& table, bool escape, RansEntry* entries);
-// Writes an entry for each symbol of the table.
-void rans_codes(const Frequencies& table, RansCode* codes);
+// The table for decoding: writes kRansSlots entries. With `last_is_escape`, the last symbol of the table is kEscape.
+void fill_decode_table(const Frequencies& table, bool last_is_escape, RansEntry* entries);
+// The table for encoding: writes an entry for each symbol.
+void fill_encode_table(const Frequencies& table, RansCode* codes);
 
-// Frequencies of small symbols; they sum to kSmallSlots, and that of kSmallUnchanged is at least 1.
+// Frequencies of small symbols, which are one byte per element (block.hpp). They sum to kSmallSlots, and that of
+// kSmallUnchanged is at least 1.
 using SmallFrequencies = std::array<std::uint16_t, kSmallSymbols>;
 // Scales weights; that of kSmallUnchanged and the sum must be positive. A symbol with weight gets at least 1.
 SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights);
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out);
 // Returns false if the table is malformed.
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
-// Set one range's part of the tables for encoding and decoding.
-void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
-void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables);
+// Set one range's part of the tables for encoding and decoding. A range is a group of elements whose old values have
+// similar exponents; it has its own frequencies.
+void fill_small_encode_table(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
+void fill_small_decode_table(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 
 // A run of symbols: its first symbol uses the first state. codes[s] encodes symbol s.
 struct RansRun {
@@ -56,9 +58,10 @@ struct RansRun {
 // Keeps its working memory between calls.
 class RansWriter {
  public:
-  // Appends four states and the words.
+  // Appends the kRansStates final states, then the 16-bit words that they output before.
   void write(std::span<const RansRun> runs, ByteVector& out);
-  // Appends `state_count` states and the bytes of small symbols (block.hpp). Run r is the next run_lengths[r] symbols.
+  // Appends `state_count` final states, then the bytes that they output before, of small symbols. Run r is the next
+  // run_lengths[r] symbols.
   void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> run_lengths, std::uint32_t range_count,
                    const SmallCodes& codes, std::uint32_t state_count, ByteVector& out);
 
@@ -70,11 +73,11 @@ class RansWriter {
 
 // Begin to read. False if `bytes` are too few for the states, or a state is out of range.
 bool rans_open(ByteSpan bytes, RansReader& reader);
-bool rans_open(ByteSpan bytes, WideRansReader& reader);
+bool rans_open(ByteSpan bytes, ManyStateRansReader& reader);
 bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader);
 // Whether every word was read and the states are the writer's initial ones, so that all symbols are correct.
 bool is_rans_at_end(const RansReader& reader);
 bool is_rans_at_end(const SmallReader& reader);
-bool is_rans_at_end(const WideRansReader& reader);
+bool is_rans_at_end(const ManyStateRansReader& reader);
 
 }  // namespace echoline::delta

@@ -15,7 +15,7 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::string_view kOperation = "apply in place";
-constexpr std::uint64_t kPageBytes = 4096;          // files are written in whole pages
+constexpr std::uint64_t kPageBytes = 4096;          // changes are grouped by page
 constexpr std::uint64_t kWindowBytes = 8u << 20;    // of a file or tensor, in memory at a time
 constexpr std::uint64_t kRangeBytesMax = 1u << 20;  // per write
 static_assert(kWindowBytes % kLeafBytes == 0);
@@ -24,12 +24,12 @@ unsigned thread_count(const ApplyOptions& options) { return std::clamp(options.t
 
 Status read_all_at(int fd, std::span<std::byte> bytes, std::uint64_t offset, const std::filesystem::path& path) {
   while (!bytes.empty()) {
-    const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(kOperation, path);
-    if (n == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", path.string());
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
+    const ssize_t read_bytes = ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (read_bytes < 0 && errno == EINTR) continue;
+    if (read_bytes < 0) return os_error(kOperation, path);
+    if (read_bytes == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", path.string());
+    bytes = bytes.subspan(static_cast<std::size_t>(read_bytes));
+    offset += static_cast<std::uint64_t>(read_bytes);
   }
   return ok();
 }
@@ -50,27 +50,27 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
       windows.push_back({.tensor = i, .first_byte = first_byte});
   }
   std::atomic<std::uint64_t> covered_bytes{0};
-  for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t w) {
-    const std::size_t tensor = windows[w].tensor;
-    const std::uint64_t first_byte = windows[w].first_byte;
+  for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t window_index) {
+    const std::size_t tensor = windows[window_index].tensor;
+    const std::uint64_t first_byte = windows[window_index].first_byte;
     const ByteSpan tensor_bytes = state[tensor].bytes;
     const ByteSpan old = tensor_bytes.subspan(first_byte, std::min(kWindowBytes, tensor_bytes.size() - first_byte));
     const Checkpoint::Place place = checkpoint.place(tensor);
     const std::uint64_t begin = place.first_byte + first_byte, end = begin + old.size();  // of the window in the file
-    const auto is_before = [&](const JournalRecord& r) {
-      return r.file < place.file || (r.file == place.file && r.end() <= begin);
+    const auto is_before = [&](const JournalRecord& record) {
+      return record.file < place.file || (record.file == place.file && record.end() <= begin);
     };
     std::vector<std::byte> new_content;
-    for (auto r = std::ranges::partition_point(journal.records, is_before);
-         r != journal.records.end() && r->file == place.file && r->first_byte < end; ++r) {
+    for (auto record = std::ranges::partition_point(journal.records, is_before);
+         record != journal.records.end() && record->file == place.file && record->first_byte < end; ++record) {
       if (new_content.empty()) new_content.assign(old.begin(), old.end());
-      apply_record(*r, begin, new_content, [](std::uint64_t, std::uint64_t) {});
-      covered_bytes += std::min(r->end(), end) - std::max(r->first_byte, begin);
+      apply_record(*record, begin, new_content, /*on_changed=*/[](std::uint64_t, std::uint64_t) {});
+      covered_bytes += std::min(record->end(), end) - std::max(record->first_byte, begin);
     }
     digest_leaves(new_content.empty() ? old : ByteSpan(new_content), leaves[tensor].data() + first_byte / kLeafBytes);
   });
   std::uint64_t record_bytes = 0;
-  for (const JournalRecord& r : journal.records) record_bytes += r.byte_count;
+  for (const JournalRecord& record : journal.records) record_bytes += record.byte_count;
   if (covered_bytes != record_bytes) return std::nullopt;  // some bytes of records are outside all tensors
   return combine_leaves(state, leaves);
 }
@@ -78,7 +78,7 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
 Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& paths, const LockedFiles& files,
            const ApplyOptions& options)
     : journal_(journal), paths_(paths), files_(files), options_(options) {
-  for (const JournalRecord& r : journal.records) total_bytes_ += r.byte_count;
+  for (const JournalRecord& record : journal.records) total_bytes_ += record.byte_count;
 }
 
 Status Redo::run() {
@@ -99,17 +99,17 @@ Status Redo::run() {
   return ok();
 }
 
-Status Redo::write(const JournalRecord& r) {
+Status Redo::write(const JournalRecord& record) {
   std::vector<std::byte> window;
   std::vector<bool> is_changed;  // by page of the window
-  for (std::uint64_t window_begin = r.first_byte; window_begin < r.end(); window_begin += window.size()) {
-    window.resize(static_cast<std::size_t>(std::min(r.end() - window_begin, kWindowBytes)));
+  for (std::uint64_t window_begin = record.first_byte; window_begin < record.end(); window_begin += window.size()) {
+    window.resize(static_cast<std::size_t>(std::min(record.end() - window_begin, kWindowBytes)));
     const std::uint64_t window_end = window_begin + window.size();
     const std::uint64_t first_page = window_begin / kPageBytes;
     is_changed.assign(static_cast<std::size_t>((window_end - 1) / kPageBytes - first_page + 1), false);
-    // A record of single elements keeps the bytes between them.
-    if (!r.whole) ECHO_TRY(read_all_at(files_.fd(r.file), window, window_begin, paths_[r.file]));
-    apply_record(r, window_begin, window, [&](std::uint64_t begin, std::uint64_t end) {
+    // A record that is not whole changes single elements. The bytes between them must stay, so they are read first.
+    if (!record.whole) ECHO_TRY(read_all_at(files_.fd(record.file), window, window_begin, paths_[record.file]));
+    apply_record(record, window_begin, window, [&](std::uint64_t begin, std::uint64_t end) {
       for (std::uint64_t page = begin / kPageBytes; page <= (end - 1) / kPageBytes; ++page)
         is_changed[static_cast<std::size_t>(page - first_page)] = true;
     });
@@ -121,8 +121,8 @@ Status Redo::write(const JournalRecord& r) {
         ++page_end;
       const std::uint64_t begin = std::max((first_page + i) * kPageBytes, window_begin);
       const std::uint64_t end = std::min((first_page + page_end) * kPageBytes, window_end);
-      ECHO_TRY(write_all_at(files_.fd(r.file), std::span(window).subspan(begin - window_begin, end - begin), begin,
-                            kOperation, paths_[r.file]));
+      ECHO_TRY(write_all_at(files_.fd(record.file), std::span(window).subspan(begin - window_begin, end - begin), begin,
+                            kOperation, paths_[record.file]));
       const std::lock_guard lock(mutex_);
       written_bytes_ += end - begin;
       if (options_.observer) options_.observer(ApplyStage::kRangeWritten);

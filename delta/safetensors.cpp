@@ -49,9 +49,9 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   }
   bool end_object() override {
     if (--depth_ == 1 && !in_metadata_) {
-      const Entry& e = entries.back();
-      if (!e.dtype || !e.shape || !e.offsets)
-        return refuse(fmt::format("tensor '{}' lacks its dtype, shape or data_offsets", e.name));
+      const Entry& entry = entries.back();
+      if (!entry.dtype || !entry.shape || !entry.offsets)
+        return refuse(fmt::format("tensor '{}' lacks its dtype, shape or data_offsets", entry.name));
     }
     return true;
   }
@@ -94,12 +94,12 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
  private:
   bool accept_tensor_key() {
-    const Entry& e = entries.back();
-    const bool is_repeated =
-        (key_ == "dtype" && e.dtype) || (key_ == "shape" && e.shape) || (key_ == "data_offsets" && e.offsets);
-    if (is_repeated) return refuse(fmt::format("tensor '{}' has '{}' twice", e.name, key_));
+    const Entry& entry = entries.back();
+    const bool is_repeated = (key_ == "dtype" && entry.dtype) || (key_ == "shape" && entry.shape) ||
+                             (key_ == "data_offsets" && entry.offsets);
+    if (is_repeated) return refuse(fmt::format("tensor '{}' has '{}' twice", entry.name, key_));
     if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets")
-      return refuse(fmt::format("tensor '{}' has the unknown key '{}'", e.name, key_));
+      return refuse(fmt::format("tensor '{}' has the unknown key '{}'", entry.name, key_));
     return true;
   }
   bool refuse(std::string error) {
@@ -121,29 +121,31 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 // Creates tensors over `data`, which they must fill exactly.
 Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
   // First checks each entry alone, then all in the order of their data.
-  const auto error_of = [&](const Entry& e, std::string_view defect) {
-    return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, defect);
+  const auto error_of = [&](const Entry& entry, std::string_view defect) {
+    return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, entry.name, defect);
   };
-  for (const Entry& e : entries) {
-    if (e.offsets->size() != 2 || (*e.offsets)[0] > (*e.offsets)[1])
-      return error_of(e, "has data_offsets that are not a begin and an end");
-    const auto bytes = tensor_bytes(*e.dtype, *e.shape);
-    if (!bytes) return error_of(e, bytes.error().detail);
-    const auto span_bytes = static_cast<std::uint64_t>((*e.offsets)[1] - (*e.offsets)[0]);
+  for (const Entry& entry : entries) {
+    if (entry.offsets->size() != 2 || (*entry.offsets)[0] > (*entry.offsets)[1])
+      return error_of(entry, "has data_offsets that are not a begin and an end");
+    const auto bytes = tensor_bytes(*entry.dtype, *entry.shape);
+    if (!bytes) return error_of(entry, bytes.error().detail);
+    const auto span_bytes = static_cast<std::uint64_t>((*entry.offsets)[1] - (*entry.offsets)[0]);
     if (span_bytes != *bytes)
-      return error_of(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, span_bytes));
+      return error_of(entry,
+                      fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, span_bytes));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
   StateView tensors;
   std::uint64_t end = 0;
-  for (Entry& e : entries) {
-    const auto begin = static_cast<std::uint64_t>((*e.offsets)[0]);
+  for (Entry& entry : entries) {
+    const auto begin = static_cast<std::uint64_t>((*entry.offsets)[0]);
     if (begin != end)
-      return error_of(e, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
-                                     begin < end ? "tensors overlap" : "there is a gap before it"));
-    end = static_cast<std::uint64_t>((*e.offsets)[1]);
+      return error_of(entry, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
+                                         begin < end ? "tensors overlap" : "there is a gap before it"));
+    end = static_cast<std::uint64_t>((*entry.offsets)[1]);
     const ByteSpan bytes = end <= data.size() ? data.subspan(begin, end - begin) : ByteSpan{};
-    tensors.push_back({.name = std::move(e.name), .dtype = *e.dtype, .shape = std::move(*e.shape), .bytes = bytes});
+    tensors.push_back(
+        {.name = std::move(entry.name), .dtype = *entry.dtype, .shape = std::move(*entry.shape), .bytes = bytes});
   }
   if (end != data.size())
     return fail(Code::kInvalid, "read safetensors",
@@ -160,10 +162,10 @@ std::string header_text(const StateView& tensors, const Metadata& metadata) {
   std::string text = "{";
   if (!metadata.empty()) text += fmt::format("\"{}\":{},", kMetadataKey, json(metadata).dump());
   std::uint64_t offset = 0;
-  for (const TensorView& t : tensors) {
-    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}},)", json(t.name).dump(),
-                        dtype_name(t.dtype), fmt::join(t.shape, ","), offset, offset + t.bytes.size());
-    offset += t.bytes.size();
+  for (const TensorView& tensor : tensors) {
+    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}},)", json(tensor.name).dump(),
+                        dtype_name(tensor.dtype), fmt::join(tensor.shape, ","), offset, offset + tensor.bytes.size());
+    offset += tensor.bytes.size();
   }
   if (text.back() == ',') text.pop_back();
   text += '}';
@@ -232,7 +234,7 @@ Result<std::string> file_head(StateView& tensors, const Metadata& metadata, cons
   if (header.size() > kHeaderBytesMax)
     return fail(Code::kInvalid, "write safetensors", "{}: the header takes {} bytes, at most {} are allowed", where,
                 header.size(), kHeaderBytesMax);
-  if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) { return t.name == kMetadataKey; }))
+  if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& tensor) { return tensor.name == kMetadataKey; }))
     return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", where, kMetadataKey);
   const std::uint64_t length = header.size();
   header.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
@@ -245,9 +247,10 @@ Result<std::string> safetensors_bytes(const StateView& state, const Metadata& me
   StateView tensors = state;
   ECHO_ASSIGN(std::string file, file_head(tensors, metadata, "in memory"));
   std::size_t file_bytes = file.size();
-  for (const TensorView& t : tensors) file_bytes += t.bytes.size();
+  for (const TensorView& tensor : tensors) file_bytes += tensor.bytes.size();
   file.reserve(file_bytes);
-  for (const TensorView& t : tensors) file.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
+  for (const TensorView& tensor : tensors)
+    file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
   return file;
 } catch (const std::bad_alloc&) {
   return fail(Code::kExhausted, "write safetensors", "the file does not fit into memory");
@@ -258,7 +261,7 @@ Status write_safetensors(const std::filesystem::path& path, const StateView& sta
   ECHO_ASSIGN(const std::string head, file_head(tensors, metadata, path.string()));
   PendingFile file(path, "write safetensors");
   ECHO_TRY(file.write(as_byte_span(head)));
-  for (const TensorView& t : tensors) ECHO_TRY(file.write(t.bytes));
+  for (const TensorView& tensor : tensors) ECHO_TRY(file.write(tensor.bytes));
   return file.commit();
 }
 

@@ -65,11 +65,11 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
     if (weight >= kShareMin * total) fitted[i] = std::max(step_weights[i], unsampled_weight * (changed > 0));
   }
   std::ranges::copy(fitted, step_weights.begin());
-  for (const double w : step_weights) coded += w;
+  for (const double weight : step_weights) coded += weight;
   draft.weights[kSmallUnchanged] = std::max<double>(counts[0], 0.5);
   const double weight_total = coded + draft.weights[kSmallUnchanged];
-  for (const double w : draft.weights)
-    if (w > 0) draft.bits += w * std::log2(weight_total / w);
+  for (const double weight : draft.weights)
+    if (weight > 0) draft.bits += weight * std::log2(weight_total / weight);
   const double exceptions = std::max(changed - coded, 0.0);
   draft.bits += low_bits * std::min(coded, changed) + exceptions * (kExceptionBits + low_bits);
   return draft;
@@ -83,7 +83,7 @@ unsigned low_bits_max(std::size_t element_bytes) {
 
 SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max) {
   double total = 0;
-  for (const std::uint32_t n : counts) total += n;
+  for (const std::uint32_t count : counts) total += count;
   while (counts.size() > 1 && counts.back() == 0) counts = counts.first(counts.size() - 1);
   SmallFit fit;
   Draft best = draft_of(counts, 0, total);

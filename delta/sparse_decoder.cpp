@@ -52,12 +52,13 @@ Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
   model.dense_range_count = static_cast<std::uint32_t>(get_bits(bits, kDenseRangeCountBits));
   if (model.dense_range_count > model.range_count || grid.first > grid.length)
     return corrupt("a segment's model is malformed");
-  unsigned c = 0;  // class
-  for (std::uint32_t r = 0; r < model.range_count; ++r) {
-    const auto range_end = r + 1 < model.range_count ? static_cast<unsigned>(get_bits(bits, kRangeEndBits)) : kClasses;
-    if (range_end <= c) return corrupt("a segment's ranges are not in order");
-    model.range_end[r] = static_cast<std::uint8_t>(range_end);
-    for (; c < range_end; ++c) model.range_of[c] = static_cast<std::uint8_t>(r);
+  unsigned class_index = 0;
+  for (std::uint32_t range = 0; range < model.range_count; ++range) {
+    const auto range_end =
+        range + 1 < model.range_count ? static_cast<unsigned>(get_bits(bits, kRangeEndBits)) : kClasses;
+    if (range_end <= class_index) return corrupt("a segment's ranges are not in order");
+    model.range_end[range] = static_cast<std::uint8_t>(range_end);
+    for (; class_index < range_end; ++class_index) model.range_of[class_index] = static_cast<std::uint8_t>(range);
   }
   return ok();
 }
@@ -105,14 +106,14 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
 // Reads tables and symbols of dense ranges that are coded with small symbols.
 Status SparseDecoder::State::parse_small(BitReader& bits, ByteReader& reader, std::size_t element_bytes) {
   const std::uint32_t state_count = 1u << get_bits(bits, kStateCountLog2Bits);
-  for (std::uint32_t r = 0; r < model.dense_range_count; ++r) {
+  for (std::uint32_t range = 0; range < model.dense_range_count; ++range) {
     const auto low_bits = static_cast<unsigned>(get_bits(bits, kLowBitsBits));
     SmallFrequencies table;
     if (low_bits > low_bits_max(element_bytes) || !read_small_frequencies(bits, table))
       return corrupt("a segment's table of steps is malformed");
-    model.low_bits[r] = static_cast<std::uint8_t>(low_bits);
+    model.low_bits[range] = static_cast<std::uint8_t>(low_bits);
     model.has_low_bits |= low_bits > 0;
-    set_tables(r, table, small_tables);
+    fill_small_decode_table(range, table, small_tables);
   }
   const ByteSpan low_bytes = reader.read_bytes(reader.read_varint());
   source.low = {.bytes = low_bytes.data(), .byte_count = low_bytes.size()};
@@ -140,20 +141,20 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
   std::array<GapCode, kRangesMax + 1> codes;
   std::array<Frequencies, kRangesMax + 1> step_frequencies;
   std::vector<std::uint32_t> gap_coded;  // ranges; kRangesMax: exceptions among dense elements
-  for (std::uint32_t r = model.dense_range_count; r < model.range_count; ++r) gap_coded.push_back(r);
+  for (std::uint32_t range = model.dense_range_count; range < model.range_count; ++range) gap_coded.push_back(range);
   if (has_small_symbols && model.dense_range_count > 0) gap_coded.push_back(kRangesMax);
   std::uint64_t gap_total = 0;
-  for (const std::uint32_t r : gap_coded) {
+  for (const std::uint32_t range : gap_coded) {
     const std::uint64_t count = get_number(bits);
     if (is_exhausted(bits) || count > changed - gap_total)
       return corrupt("a segment declares more changes than it has");
     gap_total += count;
-    source.gap[r].count = count;
+    source.gap[range].count = count;
     if (count == 0) continue;
-    codes[r].shift = static_cast<unsigned>(get_bits(bits, kGapShiftBits));
-    codes[r].table = static_cast<unsigned>(get_bits(bits, kGapTableBits));
-    step_frequencies[r] = read_frequencies(bits, kStepTokensMax);
-    if (codes[r].table >= kGapTables || step_frequencies[r].empty())
+    codes[range].shift = static_cast<unsigned>(get_bits(bits, kGapShiftBits));
+    codes[range].table = static_cast<unsigned>(get_bits(bits, kGapTableBits));
+    step_frequencies[range] = read_frequencies(bits, kStepTokensMax);
+    if (codes[range].table >= kGapTables || step_frequencies[range].empty())
       return corrupt("a segment's table of gaps is malformed");
   }
   if (has_small_symbols) {
@@ -163,16 +164,16 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
       return corrupt("a segment has bytes after its last symbol");
     }
   } else {
-    for (std::uint32_t r = 0; r < model.dense_range_count; ++r) {
+    for (std::uint32_t range = 0; range < model.dense_range_count; ++range) {
       const bool has_table = get_bits(bits, 1) != 0;
       const bool has_escape = has_table && get_bits(bits, 1) != 0;
       const Frequencies table = has_table ? read_frequencies(bits, kTokensMax + has_escape) : Frequencies{kRansSlots};
       if (table.empty()) return corrupt("a segment's table of steps is malformed");
-      rans_table(table, has_escape, dense_tables[r].data());
+      fill_decode_table(table, has_escape, dense_tables[range].data());
     }
     source.dense_tables = dense_tables.front().data();
   }
-  rans_table(block_frequencies, kWithoutEscape, block_table.data());
+  fill_decode_table(block_frequencies, kWithoutEscape, block_table.data());
   block_symbols.clear();
   const std::size_t leaf_elements = kLeafBytes / dtype_bytes(dtype);
   for (std::uint64_t leaf = 0; leaf < elements; leaf += leaf_elements)
@@ -181,15 +182,15 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
                      block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.narrow, block_table.data())));
                      return true;
                    });
-  for (const std::uint32_t r : gap_coded) {
-    GapSource& gap = source.gap[r];
+  for (const std::uint32_t range : gap_coded) {
+    GapSource& gap = source.gap[range];
     if (gap.count == 0) continue;
-    if (ranks[r].size() < gap.count) ranks[r].resize(gap.count);
-    if (steps[r].size() < gap.count) steps[r].resize(gap.count);
-    gap.ranks = ranks[r].data();
-    gap.steps = steps[r].data();
-    rans_table(step_frequencies[r], kWithoutEscape, step_table.data());
-    ECHO_TRY(decode_gaps(bits, codes[r], elements, gap.count, ranks[r].data(), steps[r].data()));
+    if (ranks[range].size() < gap.count) ranks[range].resize(gap.count);
+    if (steps[range].size() < gap.count) steps[range].resize(gap.count);
+    gap.ranks = ranks[range].data();
+    gap.steps = steps[range].data();
+    fill_decode_table(step_frequencies[range], kWithoutEscape, step_table.data());
+    ECHO_TRY(decode_gaps(bits, codes[range], elements, gap.count, ranks[range].data(), steps[range].data()));
   }
   if (is_exhausted(bits)) return corrupt("the bytes end within a segment's gaps");
   source.narrow.turn = 0;
@@ -205,25 +206,25 @@ Status SparseDecoder::decode(ByteSpan coded, bool has_small_symbols, std::uint64
   const std::size_t element_bytes = dtype_bytes(dtype);
   const unsigned width = width_index(element_bytes);
   const Kernels& kernel_set = kernels();
-  State& s = *state_;
+  State& state = *state_;
   ECHO_CHECK(changed <= old.size() / element_bytes);
-  ECHO_TRY(s.parse(coded, has_small_symbols, changed, old.size() / element_bytes, dtype));
-  s.source.has_output_per_block = static_cast<bool>(room);
-  const std::uint8_t* symbol = s.block_symbols.data();
+  ECHO_TRY(state.parse(coded, has_small_symbols, changed, old.size() / element_bytes, dtype));
+  state.source.has_output_per_block = static_cast<bool>(room);
+  const std::uint8_t* symbol = state.block_symbols.data();
   for (std::size_t leaf = 0; leaf < old.size(); leaf += kLeafBytes) {
     const std::size_t leaf_bytes = std::min(kLeafBytes, old.size() - leaf);
-    const std::byte* const before = old.part(leaf, leaf_bytes, s.old_leaf).data();
-    std::byte* const now = room ? room(leaf, leaf_bytes) : s.new_leaf.data();
+    const std::byte* const before = old.part(leaf, leaf_bytes, state.old_leaf).data();
+    std::byte* const now = room ? room(leaf, leaf_bytes) : state.new_leaf.data();
     bool is_touched = false;
     std::size_t complete_bytes = 0;  // of the leaf, in `now`
     const std::uint64_t first_element = leaf / element_bytes, element_end = (leaf + leaf_bytes) / element_bytes;
-    for_each_block(s.grid, first_element, element_end, [&](std::uint64_t first, std::uint32_t count) {
+    for_each_block(state.grid, first_element, element_end, [&](std::uint64_t first, std::uint32_t count) {
       const unsigned block_symbol = *symbol++;
       if (block_symbol == kSymbolUntouched) return true;
       const std::size_t offset = first * element_bytes - leaf;
       std::memcpy(now + complete_bytes, before + complete_bytes, offset - complete_bytes);
-      kernel_set.resolve[width](before + offset, count, model_for(s.model, block_symbol), s.sorted, s.source,
-                                now + offset);
+      kernel_set.resolve[width](before + offset, count, model_for(state.model, block_symbol), state.sorted,
+                                state.source, now + offset);
       complete_bytes = offset + count * element_bytes;
       is_touched = true;
       return true;
@@ -231,15 +232,16 @@ Status SparseDecoder::decode(ByteSpan coded, bool has_small_symbols, std::uint64
     const bool has_new_leaf = is_touched || room;
     if (has_new_leaf) std::memcpy(now + complete_bytes, before + complete_bytes, leaf_bytes - complete_bytes);
     leaf_done(leaf, {before, leaf_bytes}, {has_new_leaf ? now : before, leaf_bytes});
-    if (s.source.changed > changed) break;
+    if (state.source.changed > changed) break;
   }
   // Every symbol, bit and change must have been used. Otherwise the coding is malformed, or belongs to other content.
-  bool is_all_used = s.source.changed == changed && !s.source.malformed && is_rans_at_end(s.source.narrow) &&
-                     !is_exhausted(s.source.bits);
-  if (s.source.is_wide) is_all_used &= is_rans_at_end(s.source.wide);
-  if (s.source.small_tables)
-    is_all_used &= is_rans_at_end(s.source.small) && (s.source.low.bit_index + 7) / 8 == s.source.low.byte_count;
-  for (const GapSource& gap : s.source.gap) is_all_used &= gap.next_index == gap.count;
+  bool is_all_used = state.source.changed == changed && !state.source.malformed &&
+                     is_rans_at_end(state.source.narrow) && !is_exhausted(state.source.bits);
+  if (state.source.is_wide) is_all_used &= is_rans_at_end(state.source.wide);
+  if (state.source.small_tables)
+    is_all_used &=
+        is_rans_at_end(state.source.small) && (state.source.low.bit_index + 7) / 8 == state.source.low.byte_count;
+  for (const GapSource& gap : state.source.gap) is_all_used &= gap.next_index == gap.count;
   if (!is_all_used) return corrupt("a segment does not fit the state it is applied to");
   return ok();
 }

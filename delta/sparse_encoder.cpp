@@ -23,7 +23,7 @@ struct SparseEncoder::State {
   std::vector<std::uint16_t> block_symbols;
   RawVector<std::uint8_t> dense_symbols;
   std::vector<std::uint32_t> dense_run_lengths;  // number of symbols of each block that is not untouched
-  RawVector<std::byte> dense_olds, dense_now;    // elements of dense ranges, of a block or of the segment
+  RawVector<std::byte> dense_old, dense_now;     // elements of dense ranges, of a block or of the segment
   RawVector<std::byte> low_bit_bytes;
   std::array<SmallFit, kRangesMax> fits;
   std::vector<std::uint32_t> step_counts;
@@ -42,10 +42,10 @@ struct SparseEncoder::State {
   }
   void make_gap_room(std::size_t range, std::uint32_t elements) {
     elements += kSpareElements;
-    GapSink& g = sink.gap[range];
-    g.gaps = with_room(ranges[range].gaps, g.count, elements);
-    g.tokens = with_room(ranges[range].tokens, g.count, elements);
-    g.extras = with_room(ranges[range].extras, g.extra_count, elements);
+    GapSink& gap = sink.gap[range];
+    gap.gaps = with_room(ranges[range].gaps, gap.count, elements);
+    gap.tokens = with_room(ranges[range].tokens, gap.count, elements);
+    gap.extras = with_room(ranges[range].extras, gap.extra_count, elements);
   }
   // Makes room for the symbols of this many more elements.
   void make_dense_room(std::uint32_t elements) {
@@ -58,7 +58,7 @@ struct SparseEncoder::State {
                   std::size_t used) {
     const std::size_t room = (count + kSpareElements) * element_bytes;
     kernels().pack[width_index(element_bytes)](old, now, count, sorted,
-                                               with_room(dense_olds, used * element_bytes, room) + used * element_bytes,
+                                               with_room(dense_old, used * element_bytes, room) + used * element_bytes,
                                                with_room(dense_now, used * element_bytes, room) + used * element_bytes);
   }
   unsigned sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
@@ -66,7 +66,7 @@ struct SparseEncoder::State {
   // Fits the coding of dense ranges to parts of blocks, spread evenly over the segment.
   void sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev, const Content& cur,
                     std::size_t element_bytes);
-  // Codes all elements in `dense_olds` and `dense_now`, with tables fitted to them.
+  // Codes all elements in `dense_old` and `dense_now`, with tables fitted to them.
   void code_packed(SparseModel& model, std::size_t element_bytes);
   void fit_dense(SparseModel& model, std::size_t element_bytes);
   std::uint64_t write(const SparseModel& model, const BlockGrid& grid, ByteVector& out);
@@ -116,7 +116,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
     symbol = chosen;
     if (model.block.dense_range_count < model.block.range_count) {
       pack_block(old, now, count, element_bytes, 0);
-      old = dense_olds.data();
+      old = dense_old.data();
       now = dense_now.data();
     }
     kernels().count_steps[width](old, now, sorted.count[0], model_for(model.block, symbol), step_counts.data());
@@ -156,28 +156,29 @@ void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_b
   for_each_run([&](std::size_t run, unsigned symbol, std::size_t elements_before, std::uint32_t count) {
     if (run % sampled_one_in != 0) return;
     const std::size_t offset = elements_before * element_bytes;
-    kernels().count_steps[width](dense_olds.data() + offset, dense_now.data() + offset, count,
+    kernels().count_steps[width](dense_old.data() + offset, dense_now.data() + offset, count,
                                  model_for(model.block, symbol), step_counts.data());
   });
   fit_dense(model, element_bytes);
   for_each_run([&](std::size_t, unsigned symbol, std::size_t elements_before, std::uint32_t count) {
     make_dense_room(count);
     const std::size_t offset = elements_before * element_bytes;
-    kernels().put_dense[width](dense_olds.data() + offset, dense_now.data() + offset, count,
+    kernels().put_dense[width](dense_old.data() + offset, dense_now.data() + offset, count,
                                model_for(model.block, symbol), sink);
   });
 }
 
 void SparseEncoder::State::fit_dense(SparseModel& model, std::size_t element_bytes) {
   model.block.has_low_bits = false;
-  for (std::uint32_t r = 0; r < model.block.dense_range_count; ++r) {
-    fits[r] = fit_small(std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax),
-                        low_bits_max(element_bytes));
-    model.block.low_bits[r] = static_cast<std::uint8_t>(fits[r].low_bits);
-    model.block.has_low_bits |= fits[r].low_bits > 0;
+  for (std::uint32_t range = 0; range < model.block.dense_range_count; ++range) {
+    fits[range] = fit_small(std::span(step_counts).subspan(std::size_t{range} << kTokenBits, kTokensMax),
+                            low_bits_max(element_bytes));
+    model.block.low_bits[range] = static_cast<std::uint8_t>(fits[range].low_bits);
+    model.block.has_low_bits |= fits[range].low_bits > 0;
     unsigned coded_symbols = 0;
-    for (unsigned i = 0; i < kSmallUnchanged; ++i) coded_symbols |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
-    model.block.coded_symbols[r] = static_cast<std::uint16_t>(coded_symbols);
+    for (unsigned i = 0; i < kSmallUnchanged; ++i)
+      coded_symbols |= static_cast<unsigned>(fits[range].table[i] > 0) << i;
+    model.block.coded_symbols[range] = static_cast<std::uint16_t>(coded_symbols);
   }
 }
 
@@ -195,7 +196,8 @@ class Assembly {
     bits_.put(model.base, kBaseBits);
     bits_.put(model.range_count - 1, kRangeCountBits);
     bits_.put(model.dense_range_count, kDenseRangeCountBits);
-    for (std::uint32_t r = 0; r + 1 < model.range_count; ++r) bits_.put(model.range_end[r], kRangeEndBits);
+    for (std::uint32_t range = 0; range + 1 < model.range_count; ++range)
+      bits_.put(model.range_end[range], kRangeEndBits);
   }
   void put_blocks(std::span<const std::uint16_t> symbols) {
     runs_.push_back({.symbols = symbols, .codes = add_codes(put_table(counts_of(symbols)))});
@@ -256,9 +258,9 @@ class Assembly {
   static std::vector<std::uint64_t> counts_of(std::span<const std::uint16_t> symbols) {
     std::array<std::uint64_t, kTokensMax> counts{};
     std::size_t end = 0;
-    for (const std::uint16_t s : symbols) {
-      ++counts[s];
-      end = std::max<std::size_t>(end, s + 1u);
+    for (const std::uint16_t symbol : symbols) {
+      ++counts[symbol];
+      end = std::max<std::size_t>(end, symbol + 1u);
     }
     return {counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(end)};
   }
@@ -274,7 +276,7 @@ class Assembly {
     const std::size_t first = codes_.size();
     ECHO_CHECK(first + table.size() <= codes_.capacity());
     codes_.resize(first + table.size());
-    rans_codes(table, codes_.data() + first);
+    fill_encode_table(table, codes_.data() + first);
     return codes_.data() + first;
   }
   // Returns the number of bits written.
@@ -287,8 +289,8 @@ class Assembly {
   template <class N>
   static double entropy_of(std::span<const N> counts) {
     double total = 0, bits = 0;
-    for (const N n : counts) total += static_cast<double>(n);
-    for (const N n : counts) bits += entropy_bits(static_cast<double>(n), total);
+    for (const N count : counts) total += static_cast<double>(count);
+    for (const N count : counts) bits += entropy_bits(static_cast<double>(count), total);
     return bits;
   }
   BitWriter bits_;
@@ -307,19 +309,20 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   assembly.put_blocks(block_symbols);
   std::array<GapCode, kRangesMax + 1> codes;
   std::vector<std::uint32_t> gap_coded;
-  for (std::uint32_t r = block.dense_range_count; r < block.range_count; ++r) gap_coded.push_back(r);
+  for (std::uint32_t range = block.dense_range_count; range < block.range_count; ++range) gap_coded.push_back(range);
   if (block.dense_range_count > 0) gap_coded.push_back(kRangesMax);
-  for (const std::uint32_t r : gap_coded) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
+  for (const std::uint32_t range : gap_coded)
+    codes[range] = assembly.put_gaps(sink.gap[range], ranges[range].gap_tokens);
   // Chooses the number of rANS states. More are faster, but each takes 16 bits. So all take at most a 120th of the
   // symbols' bits, or a 40th if they are kRunStateAlignment, the fewest with which vector code can run.
   unsigned state_count_log2 = 0;
   if (block.dense_range_count > 0) {
     double symbol_bits = 0, sampled_elements = 0;
-    for (std::uint32_t r = 0; r < block.dense_range_count; ++r) {
+    for (std::uint32_t range = 0; range < block.dense_range_count; ++range) {
       double range_elements = 0;
-      for (const std::uint32_t n : std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax))
-        range_elements += n;
-      symbol_bits += range_elements * fits[r].bits_per_element;
+      for (const std::uint32_t count : std::span(step_counts).subspan(std::size_t{range} << kTokenBits, kTokensMax))
+        range_elements += count;
+      symbol_bits += range_elements * fits[range].bits_per_element;
       sampled_elements += range_elements;
     }
     symbol_bits *= sink.dense_symbol_count / std::max(sampled_elements, 1.0);  // from the sample to the segment
@@ -330,9 +333,9 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
       if (is_worthwhile(1u << log2)) state_count_log2 = log2;
     assembly.put_dense(std::span(fits).first(block.dense_range_count), state_count_log2);
   }
-  for (const std::uint32_t r : gap_coded) {
-    const GapSink& gap = sink.gap[r];
-    assembly.put_low_bits(gap, codes[r]);
+  for (const std::uint32_t range : gap_coded) {
+    const GapSink& gap = sink.gap[range];
+    assembly.put_low_bits(gap, codes[range]);
     assembly.put_extras({gap.tokens, gap.count}, gap.extras);
   }
   std::uint64_t entropy_bits_total = std::move(assembly).finish(rans, out);
@@ -342,7 +345,8 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   put_bits(sink.low, 0, (8 - sink.low.pending_bits) % 8);
   put_varint(out, sink.low.whole_bytes);
   put_bytes(out, ByteSpan(low_bit_bytes).first(sink.low.whole_bytes));
-  for (unsigned r = 0; r < block.dense_range_count; ++r) set_codes(r, fits[r].table, small_codes);
+  for (unsigned range = 0; range < block.dense_range_count; ++range)
+    fill_small_encode_table(range, fits[range].table, small_codes);
   const std::uint32_t state_count = 1u << state_count_log2;
   rans.write_small(sink.dense_symbols, dense_run_lengths, block.dense_range_count, small_codes, state_count, out);
   // All written bits except those of the states, and the low bits without padding.
@@ -358,25 +362,25 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
   const std::size_t element_bytes = dtype_bytes(place.dtype);
   const unsigned width = width_index(element_bytes);
   const Kernels& kernel_set = kernels();
-  State& s = *state_;
+  State& state = *state_;
   BlockGrid grid;
   SparseModel model = choose_model(prev, cur, place, grid);
-  s.sink = {};
+  state.sink = {};
   const bool all_dense = model.block.dense_range_count == model.block.range_count;
   // If most elements are not in dense ranges, a sample has too few that are. The pass then packs all of them, and their
   // tables are fitted afterwards.
   const bool fit_after_pass = !all_dense && model.dense_fraction < 0.5;
-  if (model.block.dense_range_count > 0 && !fit_after_pass) s.sample_dense(model, grid, prev, cur, element_bytes);
-  s.block_symbols.clear();
-  s.dense_run_lengths.clear();
+  if (model.block.dense_range_count > 0 && !fit_after_pass) state.sample_dense(model, grid, prev, cur, element_bytes);
+  state.block_symbols.clear();
+  state.dense_run_lengths.clear();
   unsigned symbol = kSymbolUnshifted;
   std::uint64_t changed_total = 0;
   std::size_t packed_elements = 0;  // elements of dense ranges so far
   const bool both_contiguous = prev.is_contiguous() && cur.is_contiguous();
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
     const std::size_t leaf_bytes = std::min(kLeafBytes, cur.size() - leaf), leaf_end = leaf + leaf_bytes;
-    const std::byte* const old_content = prev.part(leaf, leaf_bytes, s.old_leaf).data();
-    const std::byte* const new_content = cur.part(leaf, leaf_bytes, s.now_leaf).data();
+    const std::byte* const old_content = prev.part(leaf, leaf_bytes, state.old_leaf).data();
+    const std::byte* const new_content = cur.part(leaf, leaf_bytes, state.now_leaf).data();
     if (leaf_read) leaf_read(leaf, leaf_bytes);
     for_each_block(grid, leaf / element_bytes, leaf_end / element_bytes, [&](std::uint64_t first, std::uint32_t count) {
       const std::byte* old = old_content + (first * element_bytes - leaf);
@@ -394,37 +398,38 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
         }
       };
       prefetch_third();
-      const std::uint32_t changed = kernel_set.diff[width](old, now, count, s.changed_bits);
+      const std::uint32_t changed = kernel_set.diff[width](old, now, count, state.changed_bits);
       changed_total += changed;
-      if (entropy) entropy->add(place.dtype, old, now, count, s.changed_bits);
+      if (entropy) entropy->add(place.dtype, old, now, count, state.changed_bits);
       prefetch_third();
-      const unsigned chosen = s.sort_block(model, old, count, element_bytes, changed, symbol);
-      s.block_symbols.push_back(static_cast<std::uint16_t>(chosen));
+      const unsigned chosen = state.sort_block(model, old, count, element_bytes, changed, symbol);
+      state.block_symbols.push_back(static_cast<std::uint16_t>(chosen));
       prefetch_third();
       if (chosen == kSymbolUntouched) return true;
       symbol = chosen;
       const BlockModel block_model = model_for(model.block, symbol);
       if (!all_dense) {
-        for (std::uint32_t r = block_model.dense_range_count; r < block_model.range_count; ++r)
-          s.make_gap_room(r, count);
-        kernel_set.collect[width](old, now, count, block_model, s.sorted, s.changed_bits, s.sink);
+        for (std::uint32_t range = block_model.dense_range_count; range < block_model.range_count; ++range)
+          state.make_gap_room(range, count);
+        kernel_set.collect[width](old, now, count, block_model, state.sorted, state.changed_bits, state.sink);
       }
       if (block_model.dense_range_count == 0) return true;
-      const std::uint32_t dense_elements = s.sorted.count[0];
-      s.dense_run_lengths.push_back(dense_elements);
-      if (!all_dense) s.pack_block(old, now, count, element_bytes, fit_after_pass ? packed_elements : 0);
+      const std::uint32_t dense_elements = state.sorted.count[0];
+      state.dense_run_lengths.push_back(dense_elements);
+      if (!all_dense) state.pack_block(old, now, count, element_bytes, fit_after_pass ? packed_elements : 0);
       packed_elements += dense_elements;
       if (fit_after_pass) return true;
-      s.make_dense_room(dense_elements);
+      state.make_dense_room(dense_elements);
       if (all_dense)
-        kernel_set.put_dense[width](old, now, count, block_model, s.sink);
+        kernel_set.put_dense[width](old, now, count, block_model, state.sink);
       else
-        kernel_set.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense_elements, block_model, s.sink);
+        kernel_set.put_dense[width](state.dense_old.data(), state.dense_now.data(), dense_elements, block_model,
+                                    state.sink);
       return true;
     });
   }
-  if (changed_total > 0 && model.block.dense_range_count > 0 && fit_after_pass) s.code_packed(model, element_bytes);
-  return {.changed = changed_total, .bound_bits = changed_total > 0 ? s.write(model, grid, out) : 0};
+  if (changed_total > 0 && model.block.dense_range_count > 0 && fit_after_pass) state.code_packed(model, element_bytes);
+  return {.changed = changed_total, .bound_bits = changed_total > 0 ? state.write(model, grid, out) : 0};
 }
 
 }  // namespace echoline::delta

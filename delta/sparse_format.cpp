@@ -14,8 +14,8 @@ const std::array<Frequencies, kGapTables>& gap_frequencies() {
       std::array<std::uint64_t, kGapEscape + 1> weights;
       weights[0] = 1u << 28;
       // Each weight is the previous one times m / (1 + m). The last stands for all longer gaps, so it gets their sum.
-      for (unsigned t = 1; t <= kGapEscape; ++t)
-        weights[t] = std::max<std::uint64_t>(weights[t - 1] * kRatio[i] >> 16, 1);
+      for (unsigned token = 1; token <= kGapEscape; ++token)
+        weights[token] = std::max<std::uint64_t>(weights[token - 1] * kRatio[i] >> 16, 1);
       weights[kGapEscape] = (weights[kGapEscape] << 16) / (65536 - kRatio[i]);
       frequencies[i] = normalise(weights);
     }
@@ -28,7 +28,7 @@ const RansEntry* gap_entries(unsigned table) {
   static const auto entries = [] {
     std::vector<RansEntry> all_entries(kGapTables * kRansSlots);
     for (unsigned i = 0; i < kGapTables; ++i)
-      rans_table(gap_frequencies()[i], kWithoutEscape, all_entries.data() + i * kRansSlots);
+      fill_decode_table(gap_frequencies()[i], kWithoutEscape, all_entries.data() + i * kRansSlots);
     return all_entries;
   }();
   return entries.data() + table * kRansSlots;

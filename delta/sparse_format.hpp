@@ -27,7 +27,7 @@ inline constexpr unsigned kRangeEndBits = 5;
 inline constexpr unsigned kGapShiftBits = 5, kGapTableBits = 5;  // of GapCode
 inline constexpr unsigned kStateCountLog2Bits = 4;               // of the rANS states of small symbols
 inline constexpr unsigned kLowBitsBits = 6;                      // of the number of low bits of a dense range
-// Argument of rans_table().
+// Argument of fill_decode_table().
 inline constexpr bool kWithoutEscape = false;
 
 // How the gaps of a range are split into tokens and low bits.

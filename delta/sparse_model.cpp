@@ -27,28 +27,31 @@ struct ClassSample {
 };
 
 // Bits to code the steps (differences of new and old values) of the changes.
-double step_bits(const ClassSample& c) {
+double step_bits(const ClassSample& class_sample) {
   double bits = 0;
-  for (const double n : c.tokens) bits += entropy_bits(n, c.changed);
+  for (const double count : class_sample.tokens) bits += entropy_bits(count, class_sample.changed);
   return bits;
 }
 // Bits to code which elements change.
-double flag_bits(const ClassSample& c) {
-  return entropy_bits(c.changed, c.elements) + entropy_bits(c.elements - c.changed, c.elements);
+double flag_bits(const ClassSample& class_sample) {
+  return entropy_bits(class_sample.changed, class_sample.elements) +
+         entropy_bits(class_sample.elements - class_sample.changed, class_sample.elements);
 }
 // Approximate bits of a step table.
-double table_bits(const ClassSample& c) {
+double table_bits(const ClassSample& class_sample) {
   double symbol_count = 1;
-  for (const double n : c.tokens) symbol_count += n > 0;
+  for (const double count : class_sample.tokens) symbol_count += count > 0;
   return kTableHeadBits + kTableSymbolBits * symbol_count;
 }
 // The fraction of changed elements. Smoothed, because changes may exist although the sample has none.
-double smoothed_density(const ClassSample& c) { return (c.changed + 0.02) / (c.elements + 1); }
+double smoothed_density(const ClassSample& class_sample) {
+  return (class_sample.changed + 0.02) / (class_sample.elements + 1);
+}
 
 ClassSample joined(const ClassSample& a, const ClassSample& b) {
-  ClassSample c{.elements = a.elements + b.elements, .changed = a.changed + b.changed};
-  for (unsigned t = 0; t < kSampledTokens; ++t) c.tokens[t] = a.tokens[t] + b.tokens[t];
-  return c;
+  ClassSample sum{.elements = a.elements + b.elements, .changed = a.changed + b.changed};
+  for (unsigned token = 0; token < kSampledTokens; ++token) sum.tokens[token] = a.tokens[token] + b.tokens[token];
+  return sum;
 }
 
 // A run of adjacent classes that may become a range.
@@ -94,9 +97,9 @@ void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range
   while (!pairs.empty()) {
     constexpr bool kAnyPair = false, kDensePair = true;
     const auto best_pair = [&](bool dense_only) {
-      return std::ranges::max_element(pairs, {}, [&](const Pair& p) {
-        const bool is_eligible = p.allowed && (p.joint.dense || !dense_only);
-        return is_eligible ? p.saved_bits : -std::numeric_limits<double>::infinity();
+      return std::ranges::max_element(pairs, {}, [&](const Pair& pair) {
+        const bool is_eligible = pair.allowed && (pair.joint.dense || !dense_only);
+        return is_eligible ? pair.saved_bits : -std::numeric_limits<double>::infinity();
       });
     };
     auto best = best_pair(kAnyPair);
@@ -127,38 +130,43 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   SparseModel model;
   model.block.base = base;
   unsigned dense_classes = 0;  // the classes below this are dense
-  for (unsigned c = 0; c < kClasses; ++c) {
-    const ClassSample& s = classes[c];
-    const double density = std::clamp(smoothed_density(s), 1e-7, 1 - 1e-7);
-    model.stay_log2[c] = std::log2(1 - density);
-    model.change_log2_gain[c] = std::log2(density) - model.stay_log2[c];
-    if (s.elements > 0 && s.changed >= kDenseDensityMin * s.elements && s.changed >= 2) dense_classes = c + 1;
+  for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
+    const ClassSample& class_sample = classes[class_index];
+    const double density = std::clamp(smoothed_density(class_sample), 1e-7, 1 - 1e-7);
+    model.stay_log2[class_index] = std::log2(1 - density);
+    model.change_log2_gain[class_index] = std::log2(density) - model.stay_log2[class_index];
+    if (class_sample.elements > 0 && class_sample.changed >= kDenseDensityMin * class_sample.elements &&
+        class_sample.changed >= 2)
+      dense_classes = class_index + 1;
   }
   double bits = 0, all_elements = 0, gap_coded_elements = 0;
-  for (unsigned c = 0; c < kClasses; ++c) {
-    bits += flag_bits(classes[c]) + step_bits(classes[c]);
-    all_elements += classes[c].elements;
-    if (c >= dense_classes) gap_coded_elements += classes[c].elements;
+  for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
+    bits += flag_bits(classes[class_index]) + step_bits(classes[class_index]);
+    all_elements += classes[class_index].elements;
+    if (class_index >= dense_classes) gap_coded_elements += classes[class_index].elements;
   }
   // A segment without gap-coded ranges is coded faster.
   if (gap_coded_elements <= all_elements / 2 && kDenseFlagBits * gap_coded_elements <= kSizeLossForSpeed * bits)
     dense_classes = kClasses;
   std::vector<RangeDraft> drafts;
-  for (unsigned c = 0; c < kClasses; ++c)
-    drafts.push_back(
-        {.sample = classes[c], .class_end = c + 1, .dense = c < dense_classes, .bits = range_bits(classes[c], scale)});
+  for (unsigned class_index = 0; class_index < kClasses; ++class_index)
+    drafts.push_back({.sample = classes[class_index],
+                      .class_end = class_index + 1,
+                      .dense = class_index < dense_classes,
+                      .bits = range_bits(classes[class_index], scale)});
   join_ranges(drafts, scale, gap_range_bits);
   model.block.range_count = static_cast<std::uint32_t>(drafts.size());
-  unsigned c = 0;
+  unsigned class_index = 0;
   ClassSample dense_sample;
-  for (unsigned r = 0; r < drafts.size(); ++r) {
-    model.block.dense_range_count += drafts[r].dense;
-    if (drafts[r].dense) dense_sample = joined(dense_sample, drafts[r].sample);
-    model.block.range_end[r] = static_cast<std::uint8_t>(drafts[r].class_end);
-    for (; c < drafts[r].class_end; ++c) model.block.range_of[c] = static_cast<std::uint8_t>(r);
+  for (unsigned range = 0; range < drafts.size(); ++range) {
+    model.block.dense_range_count += drafts[range].dense;
+    if (drafts[range].dense) dense_sample = joined(dense_sample, drafts[range].sample);
+    model.block.range_end[range] = static_cast<std::uint8_t>(drafts[range].class_end);
+    for (; class_index < drafts[range].class_end; ++class_index)
+      model.block.range_of[class_index] = static_cast<std::uint8_t>(range);
     // Dense ranges come first and share entry 0.
-    const std::size_t entry = r + 1 - model.block.dense_range_count;
-    model.density[entry] = smoothed_density(drafts[r].dense ? dense_sample : drafts[r].sample);
+    const std::size_t entry = range + 1 - model.block.dense_range_count;
+    model.density[entry] = smoothed_density(drafts[range].dense ? dense_sample : drafts[range].sample);
   }
   model.dense_fraction = dense_sample.elements / std::max(all_elements, 1.0);
   return model;
@@ -229,10 +237,10 @@ void Sampler::add(const Content& prev, const Content& cur, std::size_t sample_el
       const std::size_t exponent = static_cast<std::size_t>(old >> field_.shift) & field_.mask;
       ++elements_[i % 2][exponent];
       if (old == now) continue;
-      ClassSample& s = by_exponent_[exponent];
+      ClassSample& exponent_sample = by_exponent_[exponent];
       std::uint64_t magnitude = 0;
-      s.changed += 1;
-      s.tokens[std::min(change_token(old, now, is_float, magnitude), kSampledTokens - 1)] += 1;
+      exponent_sample.changed += 1;
+      exponent_sample.tokens[std::min(change_token(old, now, is_float, magnitude), kSampledTokens - 1)] += 1;
       changed += 1;
     }
     runs_ += 1;
@@ -243,7 +251,8 @@ void Sampler::add(const Content& prev, const Content& cur, std::size_t sample_el
 
 Sample Sampler::finish() && {
   Sample sample{.by_exponent = std::move(by_exponent_), .elements = sampled_elements_};
-  for (std::size_t e = 0; e <= field_.mask; ++e) sample.by_exponent[e].elements = elements_[0][e] + elements_[1][e];
+  for (std::size_t exponent = 0; exponent <= field_.mask; ++exponent)
+    sample.by_exponent[exponent].elements = elements_[0][exponent] + elements_[1][exponent];
   const double mean = changes_ / std::max(runs_, 1.0);
   if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squared_changes_ / runs_ - mean * mean) / mean;
   return sample;
@@ -273,10 +282,10 @@ SparseModel model_of(const Sample& sample, DType dtype, double elements) {
   while (highest > 0 && by_exponent[highest].elements == 0) --highest;
   const std::size_t base = highest >= kClasses ? highest - (kClasses - 1) : 0;
   std::array<ClassSample, kClasses> classes{};
-  for (std::size_t e = 0; e < by_exponent.size(); ++e) {
-    if (by_exponent[e].elements == 0) continue;
-    ClassSample& c = classes[std::min<std::size_t>(e > base ? e - base : 0, kClasses - 1)];
-    c = joined(c, by_exponent[e]);
+  for (std::size_t exponent = 0; exponent < by_exponent.size(); ++exponent) {
+    if (by_exponent[exponent].elements == 0) continue;
+    ClassSample& class_sample = classes[std::min<std::size_t>(exponent > base ? exponent - base : 0, kClasses - 1)];
+    class_sample = joined(class_sample, by_exponent[exponent]);
   }
   SparseModel model = fit_model(classes, static_cast<std::uint32_t>(base), elements,
                                 elements / std::max(1.0, static_cast<double>(sample.elements)));
@@ -311,8 +320,10 @@ double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int 
   double sum = 0;
   for (int i = counts.first; i <= counts.last; ++i) {
     const auto index = static_cast<std::size_t>(i);
-    const auto c = static_cast<std::size_t>(std::clamp(i - kClassesBelow - shift, 0, static_cast<int>(kClasses) - 1));
-    sum += counts.elements[index] * model.stay_log2[c] + counts.changed[index] * model.change_log2_gain[c];
+    const auto class_index =
+        static_cast<std::size_t>(std::clamp(i - kClassesBelow - shift, 0, static_cast<int>(kClasses) - 1));
+    sum += counts.elements[index] * model.stay_log2[class_index] +
+           counts.changed[index] * model.change_log2_gain[class_index];
   }
   return sum;
 }
@@ -323,14 +334,14 @@ BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const Bloc
                           const std::uint32_t* changed) {
   const std::uint32_t word_stride = count >= 2048 ? 8 : 1;
   std::array<std::uint32_t, kCountedClasses> elements{}, changes{};
-  for (std::uint32_t w = 0; w * 32 < count; w += word_stride)
-    for (std::uint32_t i = w * 32; i < std::min(count, w * 32 + 32); ++i) {
+  for (std::uint32_t word = 0; word * 32 < count; word += word_stride)
+    for (std::uint32_t i = word * 32; i < std::min(count, word * 32 + 32); ++i) {
       const auto exponent =
           static_cast<std::int64_t>((load<T>(prev + i * sizeof(T)) >> model.exponent_shift) & model.exponent_mask);
       const std::int64_t class_index = exponent - model.base + kClassesBelow;
       const auto index = static_cast<std::size_t>(std::clamp<std::int64_t>(class_index, 0, kCountedClasses - 1));
       ++elements[index];
-      changes[index] += changed[w] >> i % 32 & 1;
+      changes[index] += changed[word] >> i % 32 & 1;
     }
   BlockCounts counts;
   for (std::size_t i = 0; i < elements.size(); ++i) {

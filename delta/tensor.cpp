@@ -30,15 +30,15 @@ const DTypeInfo& dtype_info(DType dtype) { return kDTypeInfo.at(static_cast<std:
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 // The byte size of a tensor whose description passes all checks.
-Result<std::uint64_t> checked_bytes(const TensorView& t) {
-  if (t.name.size() > kNameBytesMax)
+Result<std::uint64_t> checked_bytes(const TensorView& tensor) {
+  if (tensor.name.size() > kNameBytesMax)
     return fail(Code::kInvalid, "check tensor", "the name '{}...' has {} bytes, at most {} are allowed",
-                t.name.substr(0, 60), t.name.size(), kNameBytesMax);
-  if (t.shape.size() > kRankMax)
-    return fail(Code::kInvalid, "check tensor", "tensor '{}' has {} dimensions, at most {} are allowed", t.name,
-                t.shape.size(), kRankMax);
-  auto bytes = tensor_bytes(t.dtype, t.shape);
-  if (!bytes) return fail(Code::kInvalid, "check tensor", "tensor '{}': {}", t.name, bytes.error().detail);
+                tensor.name.substr(0, 60), tensor.name.size(), kNameBytesMax);
+  if (tensor.shape.size() > kRankMax)
+    return fail(Code::kInvalid, "check tensor", "tensor '{}' has {} dimensions, at most {} are allowed", tensor.name,
+                tensor.shape.size(), kRankMax);
+  auto bytes = tensor_bytes(tensor.dtype, tensor.shape);
+  if (!bytes) return fail(Code::kInvalid, "check tensor", "tensor '{}': {}", tensor.name, bytes.error().detail);
   return bytes;
 }
 
@@ -51,10 +51,10 @@ Status sort_by_name(StateView& state) {
   return ok();
 }
 
-int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+int hex_value(char digit) {
+  if (digit >= '0' && digit <= '9') return digit - '0';
+  if (digit >= 'a' && digit <= 'f') return digit - 'a' + 10;
+  if (digit >= 'A' && digit <= 'F') return digit - 'A' + 10;
   return -1;
 }
 
@@ -104,11 +104,11 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> sh
 }
 
 Result<StateView> canonical(StateView state) {
-  for (const TensorView& t : state) {
-    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
-    if (bytes != t.bytes.size())
-      return fail(Code::kInvalid, "check tensor", "tensor '{}': {} {} takes {} bytes, found {}", t.name,
-                  dtype_name(t.dtype), shape_text(t.shape), bytes, t.bytes.size());
+  for (const TensorView& tensor : state) {
+    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(tensor));
+    if (bytes != tensor.bytes.size())
+      return fail(Code::kInvalid, "check tensor", "tensor '{}': {} {} takes {} bytes, found {}", tensor.name,
+                  dtype_name(tensor.dtype), shape_text(tensor.shape), bytes, tensor.bytes.size());
   }
   ECHO_TRY(sort_by_name(state));
   return state;
@@ -150,7 +150,7 @@ Status check_same_tensors(const StateView& before, const StateView& after) {
 
 std::string Digest::hex() const {
   std::string text;
-  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
   return text;
 }
 
@@ -169,8 +169,8 @@ Result<Digest> Digest::parse(std::string_view hex) {
   return digest;
 }
 
-void OwnedState::MemoryDeleter::operator()(std::byte* p) const {
-  if (!block) ::operator delete[](p, std::align_val_t{kAlignmentBytes});
+void OwnedState::MemoryDeleter::operator()(std::byte* memory) const {
+  if (!block) ::operator delete[](memory, std::align_val_t{kAlignmentBytes});
 }
 
 Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, nullptr); }
@@ -186,17 +186,17 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
   std::shared_ptr<std::byte> block;
   if (allocate) {
     std::uint64_t block_bytes = kAlignmentBytes;  // never 0
-    for (const TensorView& t : sorted) {
-      ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
+    for (const TensorView& tensor : sorted) {
+      ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(tensor));
       if (bytes > PTRDIFF_MAX - block_bytes)
-        return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes", t.name, bytes);
+        return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes", tensor.name, bytes);
       block_bytes += aligned(bytes);
     }
     ECHO_ASSIGN(block, allocate(block_bytes));
   }
   std::uint64_t block_offset = 0;
-  for (TensorView& t : sorted) {
-    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
+  for (TensorView& tensor : sorted) {
+    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(tensor));
     std::byte* memory = nullptr;
     if (block)
       memory = block.get() + std::exchange(block_offset, block_offset + aligned(bytes));
@@ -207,10 +207,10 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
       return fail(Code::kExhausted, "allocate state",
                   "tensor '{}' needs {} bytes (after {} for the tensors before it), "
                   "more than this machine has free",
-                  t.name, bytes, state.total_bytes_);
-    state.tensors_.push_back({.name = std::move(t.name),
-                              .dtype = t.dtype,
-                              .shape = std::move(t.shape),
+                  tensor.name, bytes, state.total_bytes_);
+    state.tensors_.push_back({.name = std::move(tensor.name),
+                              .dtype = tensor.dtype,
+                              .shape = std::move(tensor.shape),
                               .byte_count = bytes,
                               .memory = std::unique_ptr<std::byte[], MemoryDeleter>(memory, {block}),
                               .leaves = {}});
@@ -250,31 +250,31 @@ TensorView OwnedState::view_of(const Tensor& tensor) {
 StateView OwnedState::view() const {
   StateView views;
   views.reserve(tensors_.size());
-  for (const Tensor& t : tensors_) views.push_back(view_of(t));
+  for (const Tensor& tensor : tensors_) views.push_back(view_of(tensor));
   return views;
 }
 
 std::optional<std::size_t> OwnedState::find(std::string_view name) const {
   const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                                   [](const Tensor& t, std::string_view n) { return t.name < n; });
+                                   [](const Tensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
   if (it == tensors_.end() || it->name != name) return std::nullopt;
   return static_cast<std::size_t>(it - tensors_.begin());
 }
 
 std::span<const std::byte> OwnedState::bytes(std::size_t index) const {
-  const Tensor& t = tensors_.at(index);
-  return {t.memory.get(), t.byte_count};
+  const Tensor& tensor = tensors_.at(index);
+  return {tensor.memory.get(), tensor.byte_count};
 }
 
 std::span<std::byte> OwnedState::mutable_bytes(std::size_t index) {
-  Tensor& t = tensors_.at(index);
-  t.sealed = false;
-  t.leaves.clear();
-  return {t.memory.get(), t.byte_count};
+  Tensor& tensor = tensors_.at(index);
+  tensor.sealed = false;
+  tensor.leaves.clear();
+  return {tensor.memory.get(), tensor.byte_count};
 }
 
 void OwnedState::seal() {
-  for (Tensor& t : tensors_) t.sealed = true;
+  for (Tensor& tensor : tensors_) tensor.sealed = true;
 }
 
 Digest OwnedState::digest(unsigned threads) {
@@ -282,22 +282,24 @@ Digest OwnedState::digest(unsigned threads) {
 }
 
 std::span<std::byte> StateWriter::memory(OwnedState& state, std::size_t index) {
-  OwnedState::Tensor& t = state.tensors_[index];
-  return {t.memory.get(), t.byte_count};
+  OwnedState::Tensor& tensor = state.tensors_[index];
+  return {tensor.memory.get(), tensor.byte_count};
 }
 
 std::vector<std::vector<Digest>> StateWriter::leaf_digests(OwnedState& state, unsigned threads) {
-  const auto has_digests = [](const OwnedState::Tensor& t) { return t.leaves.size() == leaf_count(t.byte_count); };
+  const auto has_digests = [](const OwnedState::Tensor& tensor) {
+    return tensor.leaves.size() == leaf_count(tensor.byte_count);
+  };
   StateView to_hash;
-  for (const OwnedState::Tensor& t : state.tensors_)
-    if (!has_digests(t)) to_hash.push_back(OwnedState::view_of(t));
+  for (const OwnedState::Tensor& tensor : state.tensors_)
+    if (!has_digests(tensor)) to_hash.push_back(OwnedState::view_of(tensor));
   std::vector<std::vector<Digest>> new_digests = leaf_digests_of(to_hash, threads);
   std::vector<std::vector<Digest>> leaves;
   leaves.reserve(state.tensors_.size());
   auto next_new = new_digests.begin();
-  for (OwnedState::Tensor& t : state.tensors_) {
-    leaves.push_back(has_digests(t) ? t.leaves : std::move(*next_new++));
-    if (t.sealed) t.leaves = leaves.back();
+  for (OwnedState::Tensor& tensor : state.tensors_) {
+    leaves.push_back(has_digests(tensor) ? tensor.leaves : std::move(*next_new++));
+    if (tensor.sealed) tensor.leaves = leaves.back();
   }
   return leaves;
 }

@@ -130,7 +130,7 @@ class OwnedState {
   friend class StateWriter;
   struct MemoryDeleter {
     std::shared_ptr<const void> block;  // the block that contains the memory; null: none
-    void operator()(std::byte* p) const;
+    void operator()(std::byte* memory) const;
   };
   struct Tensor {
     std::string name;

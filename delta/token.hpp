@@ -92,12 +92,12 @@ static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   return entry >> (2 * kRansBits);
 }
 
-// Reads symbols [begin, end) of a run with kWideStates interleaved states. On entry symbols[i] is the index of the
+// Reads symbols [begin, end) of a run with kManyStates interleaved states. On entry symbols[i] is the index of the
 // table that codes it.
-static inline void rans_read_wide(WideRansReader& reader, std::uint32_t begin, std::uint32_t end,
-                                  const RansEntry* tables, std::uint16_t* symbols) {
+static inline void rans_read_many_states(ManyStateRansReader& reader, std::uint32_t begin, std::uint32_t end,
+                                         const RansEntry* tables, std::uint16_t* symbols) {
   for (std::uint32_t i = begin; i < end; ++i) {
-    std::uint32_t& state = reader.state[i % kWideStates];
+    std::uint32_t& state = reader.state[i % kManyStates];
     const RansEntry entry = tables[symbols[i] * kRansSlots + (state & (kRansSlots - 1))];
     std::uint16_t word = 0;
     if (reader.word_index < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.word_index, 2);

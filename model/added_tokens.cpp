@@ -47,22 +47,22 @@ std::size_t leading_space_bytes(std::string_view text) {
 
 void AddedTokenFinder::add(std::string_view pattern, const AddedToken& token) {
   if (pattern.empty()) return;
-  if (at_.empty()) at_.emplace_back();
-  starts_[static_cast<unsigned char>(pattern.front())] = true;
+  if (token_at_node_.empty()) token_at_node_.emplace_back();
+  begins_pattern_[static_cast<unsigned char>(pattern.front())] = true;
   std::uint32_t node = 0;
   for (const char c : pattern) {
     const std::uint64_t key = PairTable::key(node, static_cast<unsigned char>(c));
     if (const PairTable::Value* child = children_.find(key)) {
       node = child->first;
     } else {
-      const auto added = static_cast<std::uint32_t>(at_.size());
-      at_.emplace_back();
-      children_.set(key, {added, 0});
-      node = added;
+      const auto new_node = static_cast<std::uint32_t>(token_at_node_.size());
+      token_at_node_.emplace_back();
+      children_.set(key, {new_node, 0});
+      node = new_node;
     }
   }
-  if (at_[node]) return;
-  at_[node] = tokens_.size();
+  if (token_at_node_[node]) return;
+  token_at_node_[node] = tokens_.size();
   tokens_.push_back(token);
 }
 
@@ -74,8 +74,8 @@ std::optional<std::size_t> AddedTokenFinder::longest_at(std::string_view text, s
     const PairTable::Value* child = children_.find(PairTable::key(node, static_cast<unsigned char>(text[i])));
     if (!child) break;
     node = child->first;
-    if (at_[node]) {
-      longest = at_[node];
+    if (token_at_node_[node]) {
+      longest = token_at_node_[node];
       end = i + 1;
     }
   }
@@ -83,11 +83,11 @@ std::optional<std::size_t> AddedTokenFinder::longest_at(std::string_view text, s
 }
 
 void AddedTokenFinder::find(std::string_view text, std::vector<Section>& sections) const {
-  std::size_t done = 0;  // end of the sections so far
+  std::size_t sections_end = 0;
   for (std::size_t i = 0; i < text.size();) {
     std::size_t match_end = 0;
     const std::optional<std::size_t> match =
-        starts_[static_cast<unsigned char>(text[i])] ? longest_at(text, i, match_end) : std::nullopt;
+        begins_pattern_[static_cast<unsigned char>(text[i])] ? longest_at(text, i, match_end) : std::nullopt;
     if (!match) {
       ++i;
       continue;
@@ -95,15 +95,15 @@ void AddedTokenFinder::find(std::string_view text, std::vector<Section>& section
     const AddedToken& token = tokens_[*match];
     std::size_t begin = std::exchange(i, match_end), end = match_end;
     if (token.is_single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
-    if (token.takes_left_space) begin = std::max(trailing_space_begin(text.substr(0, begin)), done);
+    if (token.takes_left_space) begin = std::max(trailing_space_begin(text.substr(0, begin)), sections_end);
     if (token.takes_right_space) end += leading_space_bytes(text.substr(end));
-    if (done < begin) sections.push_back({done, begin, std::nullopt});
+    if (sections_end < begin) sections.push_back({sections_end, begin, std::nullopt});
     sections.push_back({begin, end, token.id});
-    done = end;
+    sections_end = end;
   }
   // An added token of white space may be found within the space that the token before it has taken, so the end may be
   // before that token's end, as in Hugging Face's tokenizers.
-  if (done != text.size()) sections.push_back({done, text.size(), std::nullopt});
+  if (sections_end != text.size()) sections.push_back({sections_end, text.size(), std::nullopt});
 }
 
 }  // namespace echoline::model

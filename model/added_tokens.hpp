@@ -40,9 +40,9 @@ class AddedTokenFinder {
   std::optional<std::size_t> longest_at(std::string_view text, std::size_t begin, std::size_t& end) const;
 
   std::vector<AddedToken> tokens_;
-  PairTable children_;                          // by node and byte
-  std::vector<std::optional<std::size_t>> at_;  // by node: the index of the token that ends there
-  std::array<bool, 256> starts_{};              // by byte: a pattern starts with it
+  PairTable children_;                                     // by node and byte
+  std::vector<std::optional<std::size_t>> token_at_node_;  // by node: index of the token that ends there
+  std::array<bool, 256> begins_pattern_{};                 // by byte
 };
 
 }  // namespace echoline::model

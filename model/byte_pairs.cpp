@@ -37,12 +37,12 @@ Status BytePairs::read_vocabulary(const Json& model) {
     if (written.empty()) continue;  // no text has it
     const auto token = id.get<Token>();
     const auto index = static_cast<std::size_t>(token);
-    if (written_.size() <= index) written_.resize(index + 1);
-    if (!written_[index].empty()) {
-      return invalid("'model.vocab': id {} is used by two tokens, {} and {}", token, short_dump(written_[index]),
+    if (spellings_.size() <= index) spellings_.resize(index + 1);
+    if (!spellings_[index].empty()) {
+      return invalid("'model.vocab': id {} is used by two tokens, {} and {}", token, short_dump(spellings_[index]),
                      short_dump(written));
     }
-    written_[index] = written;
+    spellings_[index] = written;
     const std::optional<std::string> text = text_of(written);
     if (!text) continue;  // an added token, such as DeepSeek's, which byte-level text cannot have
     vocabulary_.emplace(*text, token);

@@ -32,7 +32,7 @@ class BytePairs {
   // The token for `text`: its bytes if the vocabulary is byte-level, otherwise as the file writes it.
   std::optional<Token> find(std::string_view text) const;
   // The tokens as the file writes them, by id; empty where there is none.
-  const std::vector<std::string>& written() const { return written_; }
+  const std::vector<std::string>& spellings() const { return spellings_; }
 
  private:
   struct Symbol {
@@ -62,7 +62,7 @@ class BytePairs {
   bool fuses_unknown_ = false;        // one unknown token for consecutive unknown characters
   bool ignores_merges_ = false;       // a piece in the vocabulary is that token, without merging
   std::optional<Token> unknown_;
-  std::vector<std::string> written_;  // by id
+  std::vector<std::string> spellings_;  // by id
   std::unordered_map<std::string, Token, TextHash, std::equal_to<>> vocabulary_;
   std::array<std::optional<Token>, 256> byte_token_;      // byte-level: tokens of a single byte; otherwise of ASCII
   std::array<std::optional<Token>, 256> fallback_token_;  // <0x00> to <0xFF>

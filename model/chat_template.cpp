@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <ctime>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <unordered_set>
 
 #include "model/template_syntax.hpp"
@@ -28,6 +31,7 @@ namespace {
 constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
 constexpr std::size_t kBytesMax = 256u << 20;  // all texts and lists created
 constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable, which are freed recursively
+constexpr std::size_t kDepthMax = 1000;        // of expressions, blocks and macros within each other, on the stack
 constexpr std::string_view kErrorSource = "chat template";
 
 using Integer = std::int64_t;
@@ -69,7 +73,22 @@ class Renderer {
     return Value{std::move(text)};
   }
 
+  // Counts one more level of recursion while it exists.
+  struct DepthGuard {
+    explicit DepthGuard(std::size_t& depth) : depth_(depth) { ++depth_; }
+    ~DepthGuard() { --depth_; }
+
+   private:
+    std::size_t& depth_;
+  };
+  Status check_depth() const {
+    if (depth_ <= kDepthMax) return ok();
+    return fail(Code::kExhausted, kErrorSource, "line {}: the template is nested more than {} deep", line_, kDepthMax);
+  }
+
   Result<Flow> run(const std::vector<Statement>& body) {
+    const DepthGuard depth_guard(depth_);
+    ECHO_TRY(check_depth());
     for (const Statement& s : body) {
       ECHO_TRY(charge_step(s.line));
       switch (s.kind) {
@@ -87,6 +106,19 @@ class Renderer {
         case Statement::Kind::kSet:
           ECHO_TRY(set(s));
           break;
+        case Statement::Kind::kSetText: {
+          ECHO_ASSIGN(std::string text, output_of(s.branches[0].body));
+          chat::set_entry(scopes_.back(), s.targets.front(), {std::move(text)});
+          break;
+        }
+        case Statement::Kind::kMacro:
+          macros_[s.targets.front()] = &s;
+          break;
+        case Statement::Kind::kScope: {
+          const Scope scope(scopes_);
+          ECHO_TRY(run(s.branches[0].body));
+          break;
+        }
         case Statement::Kind::kBreak:
           return Flow::kBreak;
         case Statement::Kind::kContinue:
@@ -112,6 +144,16 @@ class Renderer {
       }
     }
     return Flow::kNormal;
+  }
+
+  // Runs `body` in a scope of its own, and returns its output instead of printing it.
+  Result<std::string> output_of(const std::vector<Statement>& body) {
+    const Scope scope(scopes_);
+    std::string outside = std::exchange(out_, {});
+    const auto flow = run(body);
+    std::string output = std::exchange(out_, std::move(outside));
+    if (!flow) return flow.error();
+    return output;
   }
 
   Status set(const Statement& s) {
@@ -156,7 +198,7 @@ class Renderer {
     return ok();
   }
 
-  // Drops the variables of a loop at its end.
+  // Drops the variables of a loop or block at its end.
   struct Scope {
     explicit Scope(std::vector<Dict>& scopes) : scopes_(scopes) { scopes_.emplace_back(); }
     ~Scope() { scopes_.pop_back(); }
@@ -233,7 +275,9 @@ class Renderer {
   }
 
   Result<Value> eval(const Expression& e) {
+    const DepthGuard depth_guard(depth_);
     ECHO_TRY(charge_step(e.line));
+    ECHO_TRY(check_depth());
     switch (e.kind) {
       case Kind::kLiteral:
         return e.value;
@@ -437,24 +481,35 @@ class Renderer {
 
   Result<Value> test(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
-    if (e.parts.size() == 1) {
-      if (e.name == "defined") return Value{!value.is_undefined()};
-      if (e.name == "undefined") return Value{value.is_undefined()};
-      if (e.name == "none") return Value{value.as<None>() != nullptr};
-      if (e.name == "string") return Value{value.as<std::string>() != nullptr};
-      if (e.name == "mapping") return Value{value.dict() != nullptr};
-      if (e.name == "iterable" || e.name == "sequence")
-        return Value{value.list() != nullptr || value.dict() != nullptr || value.as<std::string>() != nullptr ||
-                     (value.is_undefined() && e.name == "iterable")};
-      if (e.name == "boolean") return Value{value.as<bool>() != nullptr};
-      if (e.name == "true") return Value{value.as<bool>() && *value.as<bool>()};
-      if (e.name == "false") return Value{value.as<bool>() && !*value.as<bool>()};
-      if (e.name == "integer") return Value{value.as<Integer>() != nullptr};
-      if (e.name == "number") return Value{value.as<Integer>() || value.as<double>() || value.as<bool>()};
+    if (!e.keywords.empty()) return bad("the test 'is {}' with named arguments is not implemented", e.name);
+    ECHO_ASSIGN(const bool holds, passes(value, e.name, arguments));
+    return Value{holds};
+  }
+
+  // Whether `value is name(arguments)`.
+  Result<bool> passes(const Value& value, std::string_view name, std::span<const Value> arguments) const {
+    if (arguments.empty()) {
+      if (name == "defined") return !value.is_undefined();
+      if (name == "undefined") return value.is_undefined();
+      if (name == "none") return value.as<None>() != nullptr;
+      if (name == "string") return value.as<std::string>() != nullptr;
+      if (name == "mapping") return value.dict() != nullptr;
+      if (name == "iterable" || name == "sequence")
+        return value.list() != nullptr || value.dict() != nullptr || value.as<std::string>() != nullptr ||
+               (value.is_undefined() && name == "iterable");
+      if (name == "boolean") return value.as<bool>() != nullptr;
+      if (name == "true") return value.as<bool>() && *value.as<bool>();
+      if (name == "false") return value.as<bool>() && !*value.as<bool>();
+      if (name == "integer") return value.as<Integer>() != nullptr;
+      if (name == "number") return value.as<Integer>() || value.as<double>() || value.as<bool>();
+    } else if (arguments.size() == 1) {
+      if (name == "equalto" || name == "eq") return chat::equal(value, arguments[0]);
+      if (name == "ne") return !chat::equal(value, arguments[0]);
+      if (name == "in") return contains(arguments[0], value);
     }
-    return bad("the test 'is {}'{} is not implemented", e.name.substr(0, 40),
-               e.parts.size() > 1 ? " with arguments" : "");
+    return bad("the test 'is {}'{} is not implemented", name.substr(0, 40), arguments.empty() ? "" : " with arguments");
   }
 
   Result<Value> filter(const Expression& e) {
@@ -480,6 +535,12 @@ class Renderer {
         return Value{std::move(out)};
       }
     }
+    if ((e.name == "map" || e.name == "selectattr" || e.name == "rejectattr") && count > 0)
+      return select(value, e, arguments);
+    if (e.name == "replace" && count == 2 && e.keywords.empty()) {
+      ECHO_ASSIGN(const std::string text, text_of(value));
+      return method(text, "replace", arguments);
+    }
     if (count == 0) {
       if (e.name == "tojson") {
         auto json = chat::to_json(value);
@@ -502,7 +563,9 @@ class Renderer {
         return e.name == "first" ? items.front() : items.back();
       }
       if (e.name == "items" && (value.dict() || value.is_undefined())) return entries(value.dict());
-      if (e.name == "trim" || e.name == "upper" || e.name == "lower" || e.name == "string" || e.name == "safe") {
+      if (e.name == "dictsort" && value.dict()) return sorted_entries(*value.dict());
+      if (e.name == "trim" || e.name == "upper" || e.name == "lower" || e.name == "capitalize" || e.name == "string" ||
+          e.name == "safe") {
         ECHO_ASSIGN(std::string text, text_of(value));
         if (e.name == "string" || e.name == "safe") return make_text(std::move(text));
         return method(text, e.name == "trim" ? "strip" : e.name, {});
@@ -510,6 +573,43 @@ class Renderer {
     }
     return bad("the filter '{}'{} is not implemented for {}", e.name.substr(0, 40),
                count > 0 ? " with these arguments" : "", chat::kind(value));
+  }
+
+  // map(attribute='NAME'), and selectattr or rejectattr('NAME'[, 'TEST'[, ARGUMENT]]).
+  Result<Value> select(const Value& value, const Expression& e, const Arguments& arguments) {
+    const bool is_map = e.name == "map";
+    const bool are_keywords_known = is_map ? e.keywords == std::vector<std::string>{"attribute"} : e.keywords.empty();
+    const auto* name = arguments[0].as<std::string>();
+    const auto* test_name = arguments.size() > 1 ? arguments[1].as<std::string>() : nullptr;
+    if (!are_keywords_known || !name || arguments.size() > (is_map ? 1u : 3u) || (arguments.size() > 1 && !test_name))
+      return bad("the filter '{}' with these arguments is not implemented", e.name);
+    ECHO_ASSIGN(const List items, items_of(value));
+    List selected;
+    for (const Value& item : items) {
+      ECHO_TRY(charge_step(e.line));
+      ECHO_ASSIGN(Value property, attribute(item, *name));
+      if (is_map) {
+        selected.push_back(std::move(property));
+        continue;
+      }
+      bool holds = chat::is_truthy(property);
+      if (test_name) {
+        ECHO_ASSIGN(holds, passes(property, *test_name, std::span(arguments).subspan(2)));
+      }
+      if (holds == (e.name == "selectattr")) selected.push_back(item);
+    }
+    return chat::make_list(std::move(selected));
+  }
+
+  // By key without regard to case, as Jinja's dictsort.
+  static Value sorted_entries(Dict dict) {
+    const auto folded = [](const std::string& key) {
+      std::string out = key;
+      for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      return out;
+    };
+    std::ranges::stable_sort(dict, {}, [&](const auto& entry) { return folded(entry.first); });
+    return entries(&dict);
   }
 
   static Value entries(const Dict* dict) {
@@ -541,11 +641,90 @@ class Renderer {
       namespace_values_.push_back(space);
       return space;
     }
+    if (const auto macro = macros_.find(name); macro != macros_.end())
+      return call_macro(*macro->second, arguments, e.keywords);
+    if (name == "range" && e.keywords.empty()) return range(arguments);
+    if (name == "strftime_now" && arguments.size() == 1) return formatted_date(arguments[0]);
     if (name == "raise_exception" && arguments.size() == 1) {
       ECHO_ASSIGN(const std::string message, text_of(arguments[0]));
       return bad("the template refuses these messages: {}", message.substr(0, 1000));
     }
-    return bad("the function '{}' is not implemented; known: namespace, raise_exception", name.substr(0, 40));
+    return bad("the function '{}' is not implemented; known: namespace, raise_exception, range, strftime_now",
+               name.substr(0, 40));
+  }
+
+  // range(end), range(begin, end) and range(begin, end, step).
+  Result<Value> range(const Arguments& arguments) {
+    std::vector<Integer> numbers;
+    for (const Value& argument : arguments)
+      if (const auto* number = argument.as<Integer>()) numbers.push_back(*number);
+    if (numbers.size() != arguments.size() || numbers.empty() || numbers.size() > 3)
+      return bad("expected one to three integers in range()");
+    const Integer begin = numbers.size() == 1 ? 0 : numbers[0], end = numbers.size() == 1 ? numbers[0] : numbers[1];
+    const Integer stride = numbers.size() == 3 ? numbers[2] : 1;
+    if (stride == 0) return bad("the step of range() is 0");
+    List items;
+    for (Integer i = begin; stride > 0 ? i < end : i > end;) {
+      ECHO_TRY(charge_step(line_));
+      items.push_back({i});
+      if (__builtin_add_overflow(i, stride, &i)) break;
+    }
+    return chat::make_list(std::move(items));
+  }
+
+  // A macro sees its parameters and the variables of the template's outermost level. Its output is its value.
+  Result<Value> call_macro(const Statement& macro, const Arguments& arguments,
+                           const std::vector<std::string>& keywords) {
+    const std::string& name = macro.targets.front();
+    const std::size_t parameter_count = macro.targets.size() - 1, positional = arguments.size() - keywords.size();
+    if (positional > parameter_count)
+      return bad("the macro '{}' has {} parameters, found {} arguments", name, parameter_count, positional);
+    std::vector<Dict> scopes_of_caller;
+    std::move(scopes_.begin() + 1, scopes_.end(), std::back_inserter(scopes_of_caller));
+    scopes_.resize(1);
+    const auto result = [&]() -> Result<std::string> {
+      const Scope scope(scopes_);
+      for (std::size_t i = 0; i < parameter_count; ++i) {
+        const std::string& parameter = macro.targets[i + 1];
+        const auto keyword = std::ranges::find(keywords, parameter);
+        const std::size_t first_default = parameter_count - macro.defaults.size();
+        Value value{Undefined{parameter}};
+        if (i < positional) {
+          value = arguments[i];
+        } else if (keyword != keywords.end()) {
+          value = arguments[positional + static_cast<std::size_t>(keyword - keywords.begin())];
+        } else if (i >= first_default) {
+          ECHO_ASSIGN(value, eval(*macro.defaults[i - first_default]));
+        }
+        chat::set_entry(scopes_.back(), parameter, std::move(value));
+      }
+      return output_of(macro.branches[0].body);
+    }();
+    std::ranges::move(scopes_of_caller, std::back_inserter(scopes_));
+    if (!result) return result.error();
+    for (const std::string& keyword : keywords)
+      if (std::ranges::find(macro.targets.begin() + 1, macro.targets.end(), keyword) == macro.targets.end())
+        return bad("the macro '{}' has no parameter '{}'", name, keyword);
+    return Value{*result};
+  }
+
+  // Formats the date that the variable strftime_now holds, as C's strftime does.
+  Result<Value> formatted_date(const Value& format) const {
+    const Value* date = lookup("strftime_now");
+    const auto* date_text = date ? date->as<std::string>() : nullptr;
+    const auto* format_text = format.as<std::string>();
+    std::tm time{};
+    const char* end = date_text ? ::strptime(date_text->c_str(), "%Y-%m-%d", &time) : nullptr;
+    if (!end || *end != '\0')
+      return bad(
+          "the template asks for the present date, but a prompt must be the same everywhere and at any time: set "
+          "task.chat_options: {{strftime_now: \"YYYY-MM-DD\"}}");
+    if (!format_text || format_text->size() > 100)
+      return bad("expected a format of at most 100 bytes in strftime_now()");
+    if (format_text->empty()) return Value{std::string()};
+    std::string text(1000, '\0');
+    text.resize(std::strftime(text.data(), text.size(), format_text->c_str(), &time));
+    return Value{std::move(text)};
   }
 
   Result<Value> method(const std::string& text, std::string_view name, const Arguments& arguments) {
@@ -559,11 +738,13 @@ class Renderer {
       if ((name == "strip" || name == "lstrip" || name == "rstrip") && count <= 1)
         return make_text(chat::strip(text, name != "rstrip", name != "lstrip", count == 1 ? &texts[0] : nullptr));
       if (name == "split" && count <= 1) return split(text, count == 1 ? &texts[0] : nullptr);
-      if ((name == "upper" || name == "lower") && count == 0) {
+      if ((name == "upper" || name == "lower" || name == "capitalize") && count == 0) {
         std::string out = text;
-        for (char& c : out) {
-          if (static_cast<unsigned char>(c) >= 0x80) return bad("'{}' is implemented for ASCII only", name);
-          c = static_cast<char>(name == "upper" ? std::toupper(c) : std::tolower(c));
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          const auto c = static_cast<unsigned char>(out[i]);
+          if (c >= 0x80) return bad("'{}' is implemented for ASCII only", name);
+          const bool is_upper = name == "upper" || (name == "capitalize" && i == 0);
+          out[i] = static_cast<char>(is_upper ? std::toupper(c) : std::tolower(c));
         }
         return make_text(std::move(out));
       }
@@ -625,8 +806,9 @@ class Renderer {
   std::vector<Dict> scopes_;
   std::unordered_set<const Dict*> namespaces_;
   std::vector<Value> namespace_values_;  // all namespaces, so that no address is reused
+  std::map<std::string, const Statement*, std::less<>> macros_;
   std::string out_;
-  std::size_t line_ = 0, steps_ = 0, bytes_ = 0;
+  std::size_t line_ = 0, steps_ = 0, bytes_ = 0, depth_ = 0;
 };
 
 }  // namespace

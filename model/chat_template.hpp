@@ -1,10 +1,14 @@
 // Renders the chat template of a Hugging Face tokenizer: the part of Jinja that such templates use.
 //
-// Implemented: if/elif/else, for (with else, if, break, continue and loop), set, namespace(), white-space control,
-// comments; literals, attributes, indices, slices, arithmetic, comparisons, in, and/or/not, a if b else c, ~; the
-// tests, filters and methods named in chat_template.cpp. raise_exception() is an error. strftime_now is undefined,
-// because a prompt must be the same everywhere at any time. Any other construct is an error that names it and its line:
-// a tag when the template is parsed, the rest when it is evaluated.
+// Implemented:
+// - tags: if, elif, else; for with else, if, break, continue and loop; set; macro; generation, which prints its body;
+// - white-space control and comments;
+// - literals, attributes, indices, slices, arithmetic, comparisons, in, and, or, not, a if b else c, ~;
+// - namespace(), range(), raise_exception(), which is an error, and the tests, filters and methods named in
+//   chat_template.cpp.
+// A prompt must be the same everywhere and at any time. So strftime_now() formats the date of the variable strftime_now
+// ("YYYY-MM-DD"), and is undefined without it. Any other construct is an error that names it and its line: a tag when
+// the template is parsed, the rest when it is evaluated.
 #pragma once
 #include <memory>
 #include <string>

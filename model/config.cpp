@@ -8,6 +8,7 @@
 
 #include "base/files.hpp"
 #include "delta/checkpoint.hpp"
+#include "model/policy.hpp"
 #include "model/tokenizer.hpp"
 
 namespace echoline::model {
@@ -106,12 +107,12 @@ Status check_arithmetic(const Fields& fields) {
 }
 
 // Sets c.family. Fails if the file turns on a feature that is not implemented.
-Status read_family_and_check_features(Fields& fields, ModelConfig& c) {
+Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
   const json* type = fields.get("model_type");
   bool is_known = false;
   for (const auto& [family, architecture] : kFamilies)
     if (type && *type == family_name(family)) {
-      c.family = family;
+      config.family = family;
       is_known = true;
     }
   if (!is_known) {
@@ -129,7 +130,7 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& c) {
   ECHO_TRY(check_arithmetic(fields));
   bool bias = false, uses_sliding_window = false, mlp_bias = false;
   fields.read_boolean("mlp_bias", mlp_bias);
-  if (c.family != Family::kQwen2) fields.read_boolean("attention_bias", bias);
+  if (config.family != Family::kQwen2) fields.read_boolean("attention_bias", bias);
   fields.read_boolean("use_sliding_window", uses_sliding_window);
   ECHO_TRY(fields.status());
   if (bias) return config_error("'attention_bias' is true, expected false: biases of this family are not implemented");
@@ -167,60 +168,60 @@ Result<std::optional<RopeScaling>> read_rope_scaling(const char* name, const jso
 }
 
 // Reads the token ids of eos_token_id and bos_token_id.
-Status read_special_tokens(const Fields& fields, ModelConfig& c) {
+Status read_special_tokens(const Fields& fields, ModelConfig& config) {
   if (const json* eos = fields.get("eos_token_id")) {
     for (const json& id : eos->is_array() ? *eos : json::array({*eos})) {
       ECHO_ASSIGN(const Token token, token_of("eos_token_id", id));
-      c.eos.push_back(token);
+      config.eos.push_back(token);
     }
   }
   if (const json* bos = fields.get("bos_token_id")) {
-    ECHO_ASSIGN(c.bos, token_of("bos_token_id", *bos));
+    ECHO_ASSIGN(config.bos, token_of("bos_token_id", *bos));
   }
   return ok();
 }
 
 Result<ModelConfig> read_computable(const json& root) {
   Fields fields(root);
-  ModelConfig c;
-  ECHO_TRY(read_family_and_check_features(fields, c));
-  fields.read_integer("vocab_size", c.vocab_size);
-  fields.read_integer("hidden_size", c.hidden_size);
-  fields.read_integer("intermediate_size", c.intermediate_size);
-  fields.read_integer("num_hidden_layers", c.layers);
-  fields.read_integer("num_attention_heads", c.heads);
+  ModelConfig config;
+  ECHO_TRY(read_family_and_check_features(fields, config));
+  fields.read_integer("vocab_size", config.vocab_size);
+  fields.read_integer("hidden_size", config.hidden_size);
+  fields.read_integer("intermediate_size", config.intermediate_size);
+  fields.read_integer("num_hidden_layers", config.layers);
+  fields.read_integer("num_attention_heads", config.heads);
   // Hugging Face's defaults: Llama and Qwen2 derive kv_heads and head_dim. Qwen3 has a fixed head_dim (ModelConfig).
-  c.kv_heads = c.heads;
-  fields.read_integer("num_key_value_heads", c.kv_heads, /*required=*/c.family == Family::kQwen3);
-  if (c.family != Family::kQwen3 && c.heads > 0) c.head_dim = c.hidden_size / c.heads;
-  fields.read_integer("head_dim", c.head_dim, /*required=*/false);
-  fields.read_integer("max_position_embeddings", c.positions_max, /*required=*/false);
-  std::int64_t window = c.positions_max;  // Qwen2 has 'use_sliding_window' for it
-  if (c.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
-  if (window < c.positions_max)
+  config.kv_heads = config.heads;
+  fields.read_integer("num_key_value_heads", config.kv_heads, /*required=*/config.family == Family::kQwen3);
+  if (config.family != Family::kQwen3 && config.heads > 0) config.head_dim = config.hidden_size / config.heads;
+  fields.read_integer("head_dim", config.head_dim, /*required=*/false);
+  fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
+  std::int64_t window = config.positions_max;  // Qwen2 has 'use_sliding_window' for it
+  if (config.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
+  if (window < config.positions_max)
     return config_error(
         "'sliding_window' is {}, expected none or at least 'max_position_embeddings' {}: sliding windows "
         "are not implemented",
-        window, c.positions_max);
-  fields.read_number("rms_norm_eps", c.rms_norm_eps);
-  fields.read_number("rope_theta", c.rope_theta);
-  fields.read_number("initializer_range", c.initializer_range);
-  fields.read_boolean("tie_word_embeddings", c.tie_embeddings);
+        window, config.positions_max);
+  fields.read_number("rms_norm_eps", config.rms_norm_eps);
+  fields.read_number("rope_theta", config.rope_theta);
+  fields.read_number("initializer_range", config.initializer_range);
+  fields.read_boolean("tie_word_embeddings", config.tie_embeddings);
   // Newer exports nest the rotary settings.
   if (const json* rope = fields.get("rope_parameters")) {
     if (!rope->is_object()) return config_error("'rope_parameters' is {}, expected an object", rope->dump());
     Fields nested(*rope);
-    ECHO_ASSIGN(c.rope_scaling, read_rope_scaling("rope_parameters", *rope));
-    nested.read_number("rope_theta", c.rope_theta);
+    ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_parameters", *rope));
+    nested.read_number("rope_theta", config.rope_theta);
     ECHO_TRY(nested.status());
   }
   if (const json* scaling = fields.get("rope_scaling")) {
-    ECHO_ASSIGN(c.rope_scaling, read_rope_scaling("rope_scaling", *scaling));
+    ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_scaling", *scaling));
   }
   ECHO_TRY(fields.status());
-  ECHO_TRY(read_special_tokens(fields, c));
-  ECHO_TRY(c.validate());
-  return c;
+  ECHO_TRY(read_special_tokens(fields, config));
+  ECHO_TRY(config.validate());
+  return config;
 }
 
 // Reads what a run needs of a model that this program only carries. Sizes that decide about memory may be absent: a
@@ -230,30 +231,30 @@ Result<ModelConfig> read_carried(const json& root, std::string_view text, std::s
   // Models for text and images keep the decoder's shape in an object of its own.
   const json* decoder = outer.get("text_config");
   Fields fields(decoder && decoder->is_object() ? *decoder : root);
-  ModelConfig c;
-  c.family = Family::kCarried;
-  c.source_json = text;
-  c.reason_not_computable = std::move(reason);
+  ModelConfig config;
+  config.family = Family::kCarried;
+  config.source_json = text;
+  config.reason_not_computable = std::move(reason);
   const auto read = [&](const char* name, std::int64_t& out, bool required) {
     const bool is_only_outer = !fields.get(name) && outer.get(name);
     (is_only_outer ? outer : fields).read_integer(name, out, required);
   };
   constexpr bool kRequired = true, kOptional = false;
-  read("vocab_size", c.vocab_size, kRequired);
-  read("max_position_embeddings", c.positions_max, kRequired);
-  read("hidden_size", c.hidden_size, kOptional);
-  read("num_hidden_layers", c.layers, kOptional);
-  read("num_attention_heads", c.heads, kOptional);
-  c.kv_heads = c.heads;
-  read("num_key_value_heads", c.kv_heads, kOptional);
-  if (c.heads > 0) c.head_dim = c.hidden_size / c.heads;
-  read("head_dim", c.head_dim, kOptional);
-  outer.read_boolean("tie_word_embeddings", c.tie_embeddings);
+  read("vocab_size", config.vocab_size, kRequired);
+  read("max_position_embeddings", config.positions_max, kRequired);
+  read("hidden_size", config.hidden_size, kOptional);
+  read("num_hidden_layers", config.layers, kOptional);
+  read("num_attention_heads", config.heads, kOptional);
+  config.kv_heads = config.heads;
+  read("num_key_value_heads", config.kv_heads, kOptional);
+  if (config.heads > 0) config.head_dim = config.hidden_size / config.heads;
+  read("head_dim", config.head_dim, kOptional);
+  outer.read_boolean("tie_word_embeddings", config.tie_embeddings);
   ECHO_TRY(outer.status());
   ECHO_TRY(fields.status());
-  ECHO_TRY(read_special_tokens(outer.get("eos_token_id") || outer.get("bos_token_id") ? outer : fields, c));
-  ECHO_TRY(c.validate());
-  return c;
+  ECHO_TRY(read_special_tokens(outer.get("eos_token_id") || outer.get("bos_token_id") ? outer : fields, config));
+  ECHO_TRY(config.validate());
+  return config;
 }
 
 }  // namespace
@@ -287,6 +288,12 @@ Result<ModelConfig> ModelConfig::from_folder(const std::filesystem::path& folder
   ECHO_ASSIGN(const std::string text, read_file(path, kModelConfigBytesMax));
   auto config = from_json(text, use);
   if (!config) return fail(config.error().code, path.string(), "{}", config.error().detail);
+  if (const std::filesystem::path adapter = folder / kAdapterConfigFile; std::filesystem::exists(adapter)) {
+    ECHO_ASSIGN(const std::string adapter_text, read_file(adapter, kModelConfigBytesMax));
+    auto read = AdapterConfig::from_json(adapter_text);
+    if (!read) return fail(read.error().code, adapter.string(), "{}", read.error().detail);
+    config->adapter = *std::move(read);
+  }
   if (config->family != Family::kCarried) return config;
   ECHO_ASSIGN(const delta::Checkpoint weights, delta::Checkpoint::open(folder));
   for (const delta::TensorView& tensor : weights.view()) {
@@ -380,14 +387,15 @@ Status ModelConfig::validate() const {
   if (!is_positive(rms_norm_eps)) return config_error("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
   if (!is_positive(rope_theta)) return config_error("'rope_theta' is {}, expected a positive number", rope_theta);
   if (rope_scaling) {
-    const RopeScaling& r = *rope_scaling;
-    const bool is_valid = is_positive(r.factor) && is_positive(r.low_freq_factor) && is_positive(r.high_freq_factor) &&
-                          r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
+    const RopeScaling& scaling = *rope_scaling;
+    const bool is_valid = is_positive(scaling.factor) && is_positive(scaling.low_freq_factor) &&
+                          is_positive(scaling.high_freq_factor) && scaling.low_freq_factor < scaling.high_freq_factor &&
+                          scaling.original_positions >= 1;
     if (!is_valid)
       return config_error(
           "'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
           "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
-          r.factor, r.low_freq_factor, r.high_freq_factor, r.original_positions);
+          scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions);
   }
   if (!is_positive(initializer_range))
     return config_error("'initializer_range' is {}, expected a positive number", initializer_range);
@@ -408,12 +416,22 @@ std::uint64_t ModelConfig::parameters() const {
   return static_cast<std::uint64_t>(layers * layer + embeddings + hidden_size);
 }
 
+std::uint64_t ModelConfig::adapter_parameters() const {
+  if (!adapter || family == Family::kCarried) return 0;
+  const Result<delta::StateView> layout = policy_layout(*this);
+  std::uint64_t count = 0;
+  for (const delta::TensorView& tensor : layout ? *layout : delta::StateView())
+    if (is_adapter_tensor(tensor.name)) count += static_cast<std::uint64_t>(tensor.shape[0] * tensor.shape[1]);
+  return count;
+}
+
 MemoryEstimate memory_estimate(const ModelConfig& config) {
-  constexpr std::uint64_t kPolicyBytes = 2, kTrainingBytes = 2 + 2 + 4 + 8;  // policy, gradient, master and moments
-  const std::uint64_t parameters = config.parameters();
+  constexpr std::uint64_t kPolicyBytes = 2, kTrainedBytes = 2 + 4 + 8;  // gradient, master and moments
+  const std::uint64_t parameters = config.parameters() + config.adapter_parameters();
+  const std::uint64_t trained = config.adapter ? config.adapter_parameters() : parameters;
   const std::int64_t values_per_token = 2 * config.layers * config.kv_heads * config.head_dim;
   return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kPolicyBytes * parameters},
-          .training = {kTrainingBytes * parameters},
+          .training = {kPolicyBytes * parameters + kTrainedBytes * trained},
           .kv_cache_per_token = {static_cast<std::uint64_t>(2 * values_per_token)}};
 }
 
@@ -423,75 +441,78 @@ constexpr std::int64_t kAddedTokens = 3;  // <|endoftext|> and the two marks of 
 
 ModelConfig shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
                   std::int64_t kv_heads) {
-  ModelConfig c;
-  c.hidden_size = hidden;
-  c.intermediate_size = intermediate;
-  c.layers = layers;
-  c.heads = heads;
-  c.kv_heads = kv_heads;
-  return c;
+  ModelConfig config;
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.layers = layers;
+  config.heads = heads;
+  config.kv_heads = kv_heads;
+  return config;
 }
 
-ModelConfig tiny(ModelConfig c) {
-  c.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + kAddedTokens;
-  c.eos = {static_cast<Token>(kCharacterAlphabet.size())};  // <|endoftext|>
-  c.head_dim = 32;
-  c.positions_max = 1024;
-  c.tie_embeddings = true;
-  return c;
+// The character vocabulary and other settings of the tiny presets.
+ModelConfig tiny(ModelConfig config) {
+  config.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + kAddedTokens;
+  config.eos = {static_cast<Token>(kCharacterAlphabet.size())};  // <|endoftext|>
+  config.head_dim = 32;
+  config.positions_max = 1024;
+  config.tie_embeddings = true;
+  return config;
 }
 
 // Narrow heads, and weights large enough for a short warm start to work.
 ModelConfig tiny_64() {
-  ModelConfig c = tiny(shape(64, 192, 3, 4, 2));
-  c.head_dim = 16;
-  c.initializer_range = 0.08;
-  return c;
+  ModelConfig config = tiny(shape(64, 192, 3, 4, 2));
+  config.head_dim = 16;
+  config.initializer_range = 0.08;
+  return config;
 }
 
 // One token per byte, and room for a word problem with its solution.
-ModelConfig bytes(ModelConfig c) {
-  c.vocab_size = 256 + kAddedTokens;
-  c.eos = {256};  // <|endoftext|>
-  c.positions_max = 4096;
-  return c;
+ModelConfig bytes(ModelConfig config) {
+  config.vocab_size = 256 + kAddedTokens;
+  config.eos = {256};  // <|endoftext|>
+  config.positions_max = 4096;
+  return config;
 }
 
-ModelConfig qwen3(ModelConfig c, bool tied) {
-  c.vocab_size = 151936;
-  c.eos = {151645};
-  c.bos = 151643;
-  c.head_dim = 128;
-  c.positions_max = 40960;
-  c.rope_theta = 1e6;
-  c.tie_embeddings = tied;
-  return c;
+ModelConfig qwen3(ModelConfig config, bool tied) {
+  config.vocab_size = 151936;
+  config.eos = {151645};
+  config.bos = 151643;
+  config.head_dim = 128;
+  config.positions_max = 40960;
+  config.rope_theta = 1e6;
+  config.tie_embeddings = tied;
+  return config;
 }
 
 ModelConfig qwen2_5_half_b() {
-  ModelConfig c = qwen3(shape(896, 4864, 24, 14, 2), /*tied=*/true);
-  c.family = Family::kQwen2;
-  c.head_dim = 64;
-  c.positions_max = 32768;
-  return c;
+  ModelConfig config = qwen3(shape(896, 4864, 24, 14, 2), /*tied=*/true);
+  config.family = Family::kQwen2;
+  config.head_dim = 64;
+  config.positions_max = 32768;
+  return config;
 }
 
 ModelConfig llama_3_2_1b() {
-  ModelConfig c = shape(2048, 8192, 16, 32, 8);
-  c.family = Family::kLlama;
-  c.vocab_size = 128256;
-  c.eos = {128001};
-  c.bos = 128000;
-  c.head_dim = 64;
-  c.positions_max = 131072;
-  c.rms_norm_eps = 1e-5;
-  c.rope_theta = 5e5;
-  c.rope_scaling = RopeScaling{.factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_positions = 8192};
-  c.tie_embeddings = true;
-  return c;
+  ModelConfig config = shape(2048, 8192, 16, 32, 8);
+  config.family = Family::kLlama;
+  config.vocab_size = 128256;
+  config.eos = {128001};
+  config.bos = 128000;
+  config.head_dim = 64;
+  config.positions_max = 131072;
+  config.rms_norm_eps = 1e-5;
+  config.rope_theta = 5e5;
+  config.rope_scaling =
+      RopeScaling{.factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_positions = 8192};
+  config.tie_embeddings = true;
+  return config;
 }
 
 const std::vector<std::pair<std::string, ModelConfig>>& presets() {
+  // shape(hidden, intermediate, layers, heads, kv_heads)
   static const std::vector<std::pair<std::string, ModelConfig>> all = {
       {"tiny-64", tiny_64()},
       {"tiny-128", tiny(shape(128, 384, 2, 4, 2))},

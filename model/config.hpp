@@ -10,6 +10,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "model/adapter.hpp"
 
 namespace echoline::model {
 
@@ -46,10 +47,11 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
-  double initializer_range = 0.02;  // standard deviation of fresh weights
-  bool tie_embeddings = false;      // tie_word_embeddings: lm_head is embed_tokens
-  std::vector<Token> eos;           // eos_token_id, one or several: tokens that end a text
-  std::optional<Token> bos;         // bos_token_id: the token that begins a text
+  double initializer_range = 0.02;       // standard deviation of fresh weights
+  bool tie_embeddings = false;           // tie_word_embeddings: lm_head is embed_tokens
+  std::vector<Token> eos;                // eos_token_id, one or several: tokens that end a text
+  std::optional<Token> bos;              // bos_token_id: the token that begins a text
+  std::optional<AdapterConfig> adapter;  // of the policies; not part of config.json
 
   // Only of Family::kCarried:
   std::string source_json;             // config.json, unchanged
@@ -63,7 +65,8 @@ struct ModelConfig {
   // not implemented, a missing or invalid number. With kCarry, a model that is not implemented becomes
   // Family::kCarried. Then only its vocabulary and positions must be there, in the object or in its 'text_config'.
   static Result<ModelConfig> from_json(std::string_view text, ModelUse use = ModelUse::kCompute);
-  // The config.json of a directory. For Family::kCarried also sums up the sizes of its weights, whose headers it reads.
+  // The config.json of a directory, and its adapter_config.json if there is one. For Family::kCarried also sums up the
+  // sizes of its weights, whose headers it reads.
   static Result<ModelConfig> from_folder(const std::filesystem::path& folder, ModelUse use = ModelUse::kCompute);
   // Such as "qwen3 of 596049920 parameters".
   std::string summary() const;
@@ -74,7 +77,8 @@ struct ModelConfig {
   // kInvalid if no model can have this shape.
   Status validate() const;
 
-  std::uint64_t parameters() const;                           // 0 if a carried model's weights were not read
+  std::uint64_t parameters() const;          // of the base; 0 if a carried model's weights were not read
+  std::uint64_t adapter_parameters() const;  // 0 if a carried model's
   bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
   bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };

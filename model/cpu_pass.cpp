@@ -39,37 +39,47 @@ const float* in_kernel_order(const Tensor& x, const Tensor& weight, Tensor& buff
   return buffer.data_ptr<float>();
 }
 
-// y = x weight^T, or y += with `add`, by the kernels, for x [rows, in] from in_kernel_order().
-void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add) {
+// y = x weight^T, or y += with `add`, by the kernels, for x [rows, in] from in_kernel_order(). Rows of y are `stride`
+// floats apart.
+void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, std::int64_t stride, bool add) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
-  const Kernels& k = kernels();
+  const Kernels& kernel_set = kernels();
   const void* const w = weight.data_ptr();
   parallel_for((out + kColumns - 1) / kColumns, grain_of(kWorkMin, rows * in * kColumns),
                [&](std::int64_t first, std::int64_t last) {
                  const std::int64_t begin = first * kColumns, end = std::min(out, last * kColumns);
                  if (is_bf16(weight)) {
-                   k.product_bf16(x, rows, in, static_cast<const Bf16*>(w), begin, end, y, out, add);
+                   kernel_set.product_bf16(x, rows, in, static_cast<const Bf16*>(w), begin, end, y, stride, add);
                  } else {
-                   k.product_fp32(x, rows, in, static_cast<const float*>(w), begin, end, y, out, add);
+                   kernel_set.product_fp32(x, rows, in, static_cast<const float*>(w), begin, end, y, stride, add);
                  }
                });
 }
 
-// y = x weight^T, or y += with `add`, for each pair of a weight and y. All are contiguous and, except for the weights,
-// fp32.
+// y = x weight^T, or y += with `add`, for each pair of a weight and y. All are contiguous, except that rows of y may be
+// apart, and fp32, except for the weights.
 void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, const Tensor*>> products, bool add,
               Tensor& buffer) {
   const float* packed_x = nullptr;
   for (const auto& [weight, y] : products) {
     if (kernel_product_is_fastest(x, *weight)) {
       if (packed_x == nullptr) packed_x = in_kernel_order(x, *weight, buffer);
-      multiply(packed_x, x.size(0), *weight, y->data_ptr<float>(), add);
+      multiply(packed_x, x.size(0), *weight, y->data_ptr<float>(), y->stride(0), add);
     } else {
       const Tensor weight_fp32 = weight->to(torch::kFloat).t();
       add ? at::addmm_out(const_cast<Tensor&>(*y), *y, x, weight_fp32)
           : at::mm_out(const_cast<Tensor&>(*y), x, weight_fp32);
     }
   }
+}
+
+// y += scale * B (A x). Does nothing without an adapter.
+void add_low_rank(const Tensor& x, const Transformer::Layer::LowRank& low, const Tensor& y, Tensor& buffer) {
+  if (!low) return;
+  const Tensor inner = torch::empty({x.size(0), low.a.size(0)}, x.options());
+  multiply(x, {{&low.a, &inner}}, /*add=*/false, buffer);
+  inner.mul_(low.scale);
+  multiply(inner, {{&low.b, &y}}, /*add=*/true, buffer);
 }
 
 // A vector of weights as fp32, null if undefined; `buffer` holds a converted copy.
@@ -97,7 +107,8 @@ bool kernel_product_is_fastest(const Tensor& x, const Tensor& weight) {
 Tensor cpu_product(const Tensor& x, const Tensor& weight) {
   const Tensor contiguous_x = x.contiguous(), out = torch::empty({x.size(0), weight.size(0)}, x.options());
   Tensor buffer;
-  multiply(in_kernel_order(contiguous_x, weight, buffer), x.size(0), weight, out.data_ptr<float>(), /*add=*/false);
+  multiply(in_kernel_order(contiguous_x, weight, buffer), x.size(0), weight, out.data_ptr<float>(), out.size(1),
+           /*add=*/false);
   return out;
 }
 
@@ -119,33 +130,41 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   Tensor packed_buffer, norm_buffer, k_norm_buffer, bias_buffer;
   const auto norm = [&](const Tensor& weight) {
     const float* const norm_weight = as_fp32(weight, norm_buffer);
-    parallel_for_each_row(rows, hidden, [&](std::int64_t r) {
-      kernel.rms_norm(x_data + r * hidden, norm_weight, hidden, eps, normed_data + r * hidden);
+    parallel_for_each_row(rows, hidden, [&](std::int64_t row) {
+      kernel.rms_norm(x_data + row * hidden, norm_weight, hidden, eps, normed_data + row * hidden);
     });
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& layer = layers[i];
     norm(layer.input_norm);
     multiply(normed, {{&layer.qkv, &qkv}}, /*add=*/false, packed_buffer);
+    add_low_rank(normed, layer.q_low, qkv.narrow(1, 0, heads * dim), packed_buffer);
+    add_low_rank(normed, layer.k_low, qkv.narrow(1, heads * dim, kv * dim), packed_buffer);
+    add_low_rank(normed, layer.v_low, qkv.narrow(1, (heads + kv) * dim, kv * dim), packed_buffer);
     const float* const q_norm = as_fp32(layer.q_norm, norm_buffer);
     const float* const k_norm = as_fp32(layer.k_norm, k_norm_buffer);
     const float* const bias = as_fp32(layer.qkv_bias, bias_buffer);
-    parallel_for_each_row(rows, (heads + kv) * dim, [&](std::int64_t r) {
-      for (std::int64_t c = 0; bias != nullptr && c < width; ++c) qkv_data[r * width + c] += bias[c];
-      for (std::int64_t h = 0; h < heads + kv; ++h)
-        kernel.rotate(qkv_data + r * width + h * dim, h < heads ? q_norm : k_norm, dim, eps,
-                      cos.data_ptr<float>() + r % positions * dim, sin.data_ptr<float>() + r % positions * dim);
+    parallel_for_each_row(rows, (heads + kv) * dim, [&](std::int64_t row) {
+      for (std::int64_t column = 0; bias != nullptr && column < width; ++column)
+        qkv_data[row * width + column] += bias[column];
+      for (std::int64_t head = 0; head < heads + kv; ++head)
+        kernel.rotate(qkv_data + row * width + head * dim, head < heads ? q_norm : k_norm, dim, eps,
+                      cos.data_ptr<float>() + row % positions * dim, sin.data_ptr<float>() + row % positions * dim);
     });
     const Tensor attended = attention ? attention->attend(i, q, k, v)
                                       : attend_packed(qkv.view({rows, heads + 2 * kv, dim}), heads, kv, segments,
                                                       AttentionMethod::kKernels);
     multiply(attended, {{&layer.o, &x}}, /*add=*/true, packed_buffer);
+    add_low_rank(attended, layer.o_low, x, packed_buffer);
     norm(layer.post_norm);
     multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, /*add=*/false, packed_buffer);
-    parallel_for_each_row(rows, inner, [&](std::int64_t r) {
-      kernel.gate(gate_data + r * inner, ups.data_ptr<float>() + r * inner, inner);
+    add_low_rank(normed, layer.gate_low, gates, packed_buffer);
+    add_low_rank(normed, layer.up_low, ups, packed_buffer);
+    parallel_for_each_row(rows, inner, [&](std::int64_t row) {
+      kernel.gate(gate_data + row * inner, ups.data_ptr<float>() + row * inner, inner);
     });
     multiply(gates, {{&layer.down, &x}}, /*add=*/true, packed_buffer);
+    add_low_rank(gates, layer.down_low, x, packed_buffer);
   }
 }
 

@@ -24,6 +24,7 @@ namespace {
 constexpr std::int64_t kLogitBytes = std::int64_t{1} << 29;
 constexpr std::int64_t kLogitRows = 256;  // parts are multiples of it, because products are computed in tiles
 
+// A slope is a gradient, in all names below.
 struct NormAndSum : torch::autograd::Function<NormAndSum> {
   // `addend` is empty if there is none, because a Function takes no undefined tensors.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& addend, const Tensor& weight,
@@ -54,13 +55,13 @@ struct GatedOnDevice : torch::autograd::Function<GatedOnDevice> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor gate = torch::empty_like(saved[0]), up = torch::empty_like(saved[1]);
-    const auto rows = [](const Tensor& t) { return t.flatten(0, -2); };
+    const auto rows = [](const Tensor& tensor) { return tensor.flatten(0, -2); };
     training::gate_backward(rows(saved[0]), rows(saved[1]), rows(gradients[0].contiguous()), rows(gate), rows(up));
     return {gate, up};
   }
 };
 
-// A slope is a gradient. `both`: [rows, 2 width], gate and up side by side.
+// `both`: [rows, 2 width], gate and up side by side.
 struct JointGated : torch::autograd::Function<JointGated> {
   static Tensor half(const Tensor& both, std::int64_t index) {
     const std::int64_t width = both.size(1) / 2;
@@ -95,27 +96,27 @@ struct SelectedRows : torch::autograd::Function<SelectedRows> {
   }
 };
 
-training::Heads heads_of(const Rotation& r) {
-  return {.cos = r.cos,
-          .sin = r.sin,
-          .q_norm = r.q_norm,
-          .k_norm = r.k_norm,
-          .heads = r.heads,
-          .kv_heads = r.kv_heads,
-          .eps = r.eps};
+training::RotationParameters rotation_parameters_of(const Rotation& rotation) {
+  return {.cos = rotation.cos,
+          .sin = rotation.sin,
+          .q_norm = rotation.q_norm,
+          .k_norm = rotation.k_norm,
+          .heads = rotation.heads,
+          .kv_heads = rotation.kv_heads,
+          .eps = rotation.eps};
 }
 
 // An empty tensor for an undefined norm, because a Function takes no undefined tensors.
 Tensor or_empty(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
 
-void save_heads(AutogradContext* context, const Rotation& r) {
-  context->saved_data["heads"] = r.heads;
-  context->saved_data["kv_heads"] = r.kv_heads;
-  context->saved_data["eps"] = r.eps;
+void save_heads(AutogradContext* context, const Rotation& rotation) {
+  context->saved_data["heads"] = rotation.heads;
+  context->saved_data["kv_heads"] = rotation.kv_heads;
+  context->saved_data["eps"] = rotation.eps;
 }
-training::Heads saved_heads(AutogradContext* context, const Tensor& cos, const Tensor& sin, const Tensor& q_norm,
-                            const Tensor& k_norm) {
-  const auto norm = [](const Tensor& t) { return t.numel() > 0 ? t : Tensor(); };
+training::RotationParameters saved_rotation_parameters(AutogradContext* context, const Tensor& cos, const Tensor& sin,
+                                                       const Tensor& q_norm, const Tensor& k_norm) {
+  const auto norm = [](const Tensor& tensor) { return tensor.numel() > 0 ? tensor : Tensor(); };
   return {.cos = cos,
           .sin = sin,
           .q_norm = norm(q_norm),
@@ -127,18 +128,21 @@ training::Heads saved_heads(AutogradContext* context, const Tensor& cos, const T
 
 struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
-                        const Rotation& r) {
-    context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin});
-    save_heads(context, r);
-    return training::rotate(qkv, heads_of(r));
+                        const Rotation& rotation) {
+    context->save_for_backward({qkv, q_norm, k_norm, rotation.cos, rotation.sin});
+    save_heads(context, rotation);
+    return training::rotate(qkv, rotation_parameters_of(rotation));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const training::Heads h = saved_heads(context, saved[3], saved[4], saved[1], saved[2]);
+    const training::RotationParameters rotation_parameters =
+        saved_rotation_parameters(context, saved[3], saved[4], saved[1], saved[2]);
     const Tensor slope = gradients[0].contiguous();
-    const auto slopes =
-        training::rotate_backward(saved[0], h, slope.narrow(1, 0, h.heads), slope.narrow(1, h.heads, h.kv_heads),
-                                  slope.narrow(1, h.heads + h.kv_heads, h.kv_heads), {}, {});
+    const auto slopes = training::rotate_backward(
+        saved[0], rotation_parameters, slope.narrow(1, 0, rotation_parameters.heads),
+        slope.narrow(1, rotation_parameters.heads, rotation_parameters.kv_heads),
+        slope.narrow(1, rotation_parameters.heads + rotation_parameters.kv_heads, rotation_parameters.kv_heads), {},
+        {});
     return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor()};
   }
 };
@@ -169,28 +173,31 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
   };
   // For the gradients, keys and values are repeated for every query head. libtorch would otherwise create gradients of
   // that size and sum them in bf16.
-  static Operands operands(const Tensor& qkv, const training::Heads& h, const Tensor& rows, bool repeated) {
-    const Tensor rotated = training::rotate(qkv, h);
-    Tensor keys_values = rotated.narrow(1, h.heads, 2 * h.kv_heads);
+  static Operands operands(const Tensor& qkv, const training::RotationParameters& rotation_parameters,
+                           const Tensor& rows, bool repeated) {
+    const Tensor rotated = training::rotate(qkv, rotation_parameters);
+    Tensor keys_values = rotated.narrow(1, rotation_parameters.heads, 2 * rotation_parameters.kv_heads);
     if (rows.defined() && rows.numel() > 0)
-      keys_values = training::gather(keys_values, rows, repeated ? h.heads / h.kv_heads : 1);
+      keys_values =
+          training::gather(keys_values, rows, repeated ? rotation_parameters.heads / rotation_parameters.kv_heads : 1);
     const std::int64_t heads = keys_values.size(1) / 2;
-    return {rotated.narrow(1, 0, h.heads), keys_values.narrow(1, 0, heads), keys_values.narrow(1, heads, heads)};
+    return {rotated.narrow(1, 0, rotation_parameters.heads), keys_values.narrow(1, 0, heads),
+            keys_values.narrow(1, heads, heads)};
   }
 
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
-                        const Rotation& r, const AttentionPlan& plan) {
-    const training::Heads h = heads_of(r);
-    const Operands o = operands(qkv, h, plan.rows, /*repeated=*/false);
+                        const Rotation& rotation, const AttentionPlan& plan) {
+    const training::RotationParameters rotation_parameters = rotation_parameters_of(rotation);
+    const Operands attended = operands(qkv, rotation_parameters, plan.rows, /*repeated=*/false);
     // Queries and keys already contain the scale of the scores.
-    const auto [out, log_sums, seed, offset, unused] =
-        at::_flash_attention_forward(o.q, o.k, o.v, plan.queries_first, plan.keys_first, plan.queries_max,
-                                     plan.keys_max, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
-                                     /*scale=*/1.0);
-    context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin, out, log_sums, seed, offset, plan.queries_first,
-                                plan.keys_first, or_empty(plan.rows), or_empty(plan.copies_first),
+    const auto [out, log_sums, seed, offset, unused] = at::_flash_attention_forward(
+        attended.q, attended.k, attended.v, plan.queries_first, plan.keys_first, plan.queries_max, plan.keys_max,
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+        /*scale=*/1.0);
+    context->save_for_backward({qkv, q_norm, k_norm, rotation.cos, rotation.sin, out, log_sums, seed, offset,
+                                plan.queries_first, plan.keys_first, or_empty(plan.rows), or_empty(plan.copies_first),
                                 or_empty(plan.copies)});
-    save_heads(context, r);
+    save_heads(context, rotation);
     context->saved_data["queries_max"] = plan.queries_max;
     context->saved_data["keys_max"] = plan.keys_max;
     return out.flatten(1);
@@ -198,16 +205,18 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const training::Heads h = saved_heads(context, saved[kCos], saved[kSin], saved[kQNorm], saved[kKNorm]);
+    const training::RotationParameters rotation_parameters =
+        saved_rotation_parameters(context, saved[kCos], saved[kSin], saved[kQNorm], saved[kKNorm]);
     const Tensor &rows = saved[kRows], &out = saved[kOut];
-    const Operands o = operands(saved[kQkv], h, rows, /*repeated=*/true);
+    const Operands attended = operands(saved[kQkv], rotation_parameters, rows, /*repeated=*/true);
     const auto [dq, dk, dv] = at::_flash_attention_backward(
-        gradients[0].view_as(out), o.q, o.k, o.v, out, saved[kLogSums], saved[kQueriesFirst], saved[kKeysFirst],
-        context->saved_data["queries_max"].toInt(), context->saved_data["keys_max"].toInt(), /*dropout_p=*/0.0,
+        gradients[0].view_as(out), attended.q, attended.k, attended.v, out, saved[kLogSums], saved[kQueriesFirst],
+        saved[kKeysFirst], context->saved_data["queries_max"].toInt(), context->saved_data["keys_max"].toInt(),
+        /*dropout_p=*/0.0,
         /*is_causal=*/true, saved[kSeed], saved[kOffset], /*scale=*/1.0);
     const bool gathered = rows.numel() > 0;
     const auto slopes =
-        training::rotate_backward(saved[kQkv], h, dq.contiguous(), dk.contiguous(), dv.contiguous(),
+        training::rotate_backward(saved[kQkv], rotation_parameters, dq.contiguous(), dk.contiguous(), dv.contiguous(),
                                   gathered ? saved[kCopiesFirst] : Tensor(), gathered ? saved[kCopies] : Tensor());
     return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor(), Tensor()};
   }
@@ -218,9 +227,9 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
     const std::int64_t rows = kLogitBytes / (weight.size(0) * static_cast<std::int64_t>(hidden.element_size()));
     return std::max(kLogitRows, rows / kLogitRows * kLogitRows);
   }
-  // f(begin, count) for parts of equal size; the last may be smaller.
+  // Calls f(begin, count) for parts of equal size; the last may be smaller.
   template <class F>
-  static void over_parts(const Tensor& hidden, const Tensor& weight, const F& f) {
+  static void for_each_part(const Tensor& hidden, const Tensor& weight, const F& f) {
     const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
     const std::int64_t part_rows =
         parts == 0 ? 1 : ((rows + parts - 1) / parts + kLogitRows - 1) / kLogitRows * kLogitRows;
@@ -231,9 +240,9 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
                                const Tensor& targets, double temperature) {
     const Tensor logprobs = torch::empty({hidden.size(0)}, hidden.options().dtype(torch::kFloat).requires_grad(false));
     const Tensor entropies = torch::empty_like(logprobs), log_sums = torch::empty_like(logprobs);
-    over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
+    for_each_part(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
       const Tensor logits = torch::linear(hidden.narrow(0, begin, count), weight);
-      const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
+      const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, begin, count); };
       training::score(logits, part(targets), temperature, part(logprobs), part(entropies), part(log_sums));
     });
     context->save_for_backward({hidden, weight, targets, log_sums});
@@ -248,8 +257,8 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
     const double temperature = context->saved_data["temperature"].toDouble();
     const Tensor hidden_slope = torch::empty_like(hidden), slopes = gradients[0].contiguous();
     Tensor weight_slope;  // an fp32 sum if there are several parts
-    over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
-      const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
+    for_each_part(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
+      const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, begin, count); };
       const Tensor rows = part(hidden), logits = torch::linear(rows, weight);
       training::score_backward(logits, part(targets), temperature, part(log_sums), part(slopes));
       const Tensor& logits_slope = logits;  // score_backward() has replaced the logits
@@ -296,12 +305,12 @@ Tensor joint_gated(const Tensor& x, const Tensor& joint_weight, const Tensor& ga
 
 Tensor gated_on_device(const Tensor& gate, const Tensor& up) { return GatedOnDevice::apply(gate, up); }
 
-bool supports_rotate_on_device(const Tensor& qkv, const Rotation& r) {
-  return qkv.is_cuda() && training::supports_rotate(qkv, heads_of(r));
+bool supports_rotate_on_device(const Tensor& qkv, const Rotation& rotation) {
+  return qkv.is_cuda() && training::supports_rotate(qkv, rotation_parameters_of(rotation));
 }
 
-Tensor rotate_on_device(const Tensor& qkv, const Rotation& r) {
-  return RotatedOnDevice::apply(qkv, or_empty(r.q_norm), or_empty(r.k_norm), r);
+Tensor rotate_on_device(const Tensor& qkv, const Rotation& rotation) {
+  return RotatedOnDevice::apply(qkv, or_empty(rotation.q_norm), or_empty(rotation.k_norm), rotation);
 }
 
 Tensor select_rows(const Tensor& x, const Tensor& rows) {
@@ -311,38 +320,43 @@ Tensor select_rows(const Tensor& x, const Tensor& rows) {
 AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
   const std::int64_t count = segments.size(0);
   const auto* const segment = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
-  const auto ints = [](std::int64_t n) { return torch::empty({n}, torch::kInt); };
+  const auto ints = [](std::int64_t count_of_ints) { return torch::empty({count_of_ints}, torch::kInt); };
   const Tensor queries_first = ints(count + 1), keys_first = ints(count + 1);
   auto *first_query = queries_first.data_ptr<std::int32_t>(), *first_key = keys_first.data_ptr<std::int32_t>();
   AttentionPlan plan;
   first_query[0] = first_key[0] = 0;
   bool needs_rows = gathers;
-  for (std::int64_t s = 0; s < count; ++s) {
-    TORCH_CHECK(segment[s].begin == first_query[s] && segment[s].count > 0 && segment[s].prefix < s,
+  for (std::int64_t segment_index = 0; segment_index < count; ++segment_index) {
+    TORCH_CHECK(segment[segment_index].begin == first_query[segment_index] && segment[segment_index].count > 0 &&
+                    segment[segment_index].prefix < segment_index,
                 "segments are not consecutive");
-    const std::int64_t segment_keys = segment[s].count + (segment[s].prefix < 0 ? 0 : segment[segment[s].prefix].count);
-    needs_rows |= segment[s].prefix >= 0;
-    first_query[s + 1] = first_query[s] + static_cast<std::int32_t>(segment[s].count);
-    first_key[s + 1] = first_key[s] + static_cast<std::int32_t>(segment_keys);
-    plan.queries_max = std::max(plan.queries_max, segment[s].count);
+    const std::int64_t segment_keys =
+        segment[segment_index].count +
+        (segment[segment_index].prefix < 0 ? 0 : segment[segment[segment_index].prefix].count);
+    needs_rows |= segment[segment_index].prefix >= 0;
+    first_query[segment_index + 1] =
+        first_query[segment_index] + static_cast<std::int32_t>(segment[segment_index].count);
+    first_key[segment_index + 1] = first_key[segment_index] + static_cast<std::int32_t>(segment_keys);
+    plan.queries_max = std::max(plan.queries_max, segment[segment_index].count);
     plan.keys_max = std::max(plan.keys_max, segment_keys);
   }
   if (needs_rows) {
     const std::int64_t tokens = first_query[count], keys = first_key[count];
     const Tensor rows = ints(keys), copies_first = ints(tokens + 1), copies = ints(keys);
     auto* const row = rows.data_ptr<std::int32_t>();
-    for (std::int64_t s = 0, key = 0; s < count; ++s) {
+    for (std::int64_t segment_index = 0, key = 0; segment_index < count; ++segment_index) {
       const auto add = [&](const Segment& source) {
-        for (std::int64_t t = 0; t < source.count; ++t) row[key++] = static_cast<std::int32_t>(source.begin + t);
+        for (std::int64_t token = 0; token < source.count; ++token)
+          row[key++] = static_cast<std::int32_t>(source.begin + token);
       };
-      if (segment[s].prefix >= 0) add(segment[segment[s].prefix]);
-      add(segment[s]);
+      if (segment[segment_index].prefix >= 0) add(segment[segment[segment_index].prefix]);
+      add(segment[segment_index]);
     }
     // A counting sort of the keys by their tokens.
     auto* const first_copy = copies_first.data_ptr<std::int32_t>();
     std::fill(first_copy, first_copy + tokens + 1, 0);
     for (std::int64_t i = 0; i < keys; ++i) ++first_copy[row[i] + 1];
-    for (std::int64_t t = 0; t < tokens; ++t) first_copy[t + 1] += first_copy[t];
+    for (std::int64_t token = 0; token < tokens; ++token) first_copy[token + 1] += first_copy[token];
     std::vector<std::int32_t> next_copy(first_copy, first_copy + tokens);
     for (std::int64_t i = 0; i < keys; ++i)
       copies.data_ptr<std::int32_t>()[next_copy[static_cast<std::size_t>(row[i])]++] = static_cast<std::int32_t>(i);
@@ -355,19 +369,20 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
   return plan;
 }
 
-bool supports_attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r) {
+bool supports_attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& rotation) {
 #ifdef ECHOLINE_FLASH_ATTENTION
-  const std::int64_t dim = qkv.size(1) / (r.heads + 2 * r.kv_heads);
-  return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 && supports_rotate_on_device(qkv, r);
+  const std::int64_t dim = qkv.size(1) / (rotation.heads + 2 * rotation.kv_heads);
+  return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 &&
+         supports_rotate_on_device(qkv, rotation);
 #else
   return false;
 #endif
 }
 
-Tensor attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r,
+Tensor attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& rotation,
                         [[maybe_unused]] const AttentionPlan& plan) {
 #ifdef ECHOLINE_FLASH_ATTENTION
-  return AttendedOnDevice::apply(qkv, or_empty(r.q_norm), or_empty(r.k_norm), r, plan);
+  return AttendedOnDevice::apply(qkv, or_empty(rotation.q_norm), or_empty(rotation.k_norm), rotation, plan);
 #else
   TORCH_CHECK(false, "libtorch ", TORCH_VERSION, " has no flash attention");
 #endif

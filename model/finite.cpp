@@ -66,9 +66,9 @@ Status check_finite(const delta::StateView& state, unsigned threads) {
     LargeValues large_values;  // indices within the part
   };
   std::vector<Part> parts;
-  for (std::size_t t = 0; t < state.size(); ++t)
-    for (std::uint64_t first_byte = 0; first_byte < state[t].bytes.size(); first_byte += kPartBytes)
-      parts.push_back({.tensor = t, .first_byte = first_byte, .large_values = {}});
+  for (std::size_t tensor = 0; tensor < state.size(); ++tensor)
+    for (std::uint64_t first_byte = 0; first_byte < state[tensor].bytes.size(); first_byte += kPartBytes)
+      parts.push_back({.tensor = tensor, .first_byte = first_byte, .large_values = {}});
   for_each_parallel(parts.size(), threads, [&](unsigned, std::size_t i) {
     Part& part = parts[i];
     const delta::TensorView& tensor = state[part.tensor];

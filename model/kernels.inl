@@ -15,9 +15,9 @@ using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 
 template <class Vector, class T>
 inline Vector load(const T* from) {
-  Vector v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+  Vector vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
 }
 
 template <std::size_t... I>
@@ -46,41 +46,41 @@ inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight*
     for (int a = 0; a < A; ++a) __builtin_prefetch(ahead + a * in + k, 0, 2);
     if constexpr (sizeof(Weight) == 2) {
       Floats even[C], odd[C];
-      for (int c = 0; c < C; ++c) {
-        const Words bf16_pairs = load<Words>(w + c * in + k);
-        even[c] = reinterpret_cast<Floats>(bf16_pairs << 16);
-        odd[c] = reinterpret_cast<Floats>(bf16_pairs & 0xffff0000u);
+      for (int column = 0; column < C; ++column) {
+        const Words bf16_pairs = load<Words>(w + column * in + k);
+        even[column] = reinterpret_cast<Floats>(bf16_pairs << 16);
+        odd[column] = reinterpret_cast<Floats>(bf16_pairs & 0xffff0000u);
       }
-      for (int r = 0; r < R; ++r) {
-        const Floats a = load<Floats>(x + r * in + k), b = load<Floats>(x + r * in + k + kLanes);
-        for (int c = 0; c < C; ++c) sums[r * C + c] += a * even[c];
-        for (int c = 0; c < C; ++c) sums[r * C + c] += b * odd[c];
+      for (int row = 0; row < R; ++row) {
+        const Floats a = load<Floats>(x + row * in + k), b = load<Floats>(x + row * in + k + kLanes);
+        for (int column = 0; column < C; ++column) sums[row * C + column] += a * even[column];
+        for (int column = 0; column < C; ++column) sums[row * C + column] += b * odd[column];
       }
     } else {
       Floats weights[C];
-      for (int c = 0; c < C; ++c) weights[c] = load<Floats>(w + c * in + k);
-      for (int r = 0; r < R; ++r) {
-        const Floats a = load<Floats>(x + r * in + k);
-        for (int c = 0; c < C; ++c) sums[r * C + c] += a * weights[c];
+      for (int column = 0; column < C; ++column) weights[column] = load<Floats>(w + column * in + k);
+      for (int row = 0; row < R; ++row) {
+        const Floats a = load<Floats>(x + row * in + k);
+        for (int column = 0; column < C; ++column) sums[row * C + column] += a * weights[column];
       }
     }
   }
   float out[kLanes];
   const Floats dot_products = lane_sums(sums);
   std::memcpy(out, &dot_products, sizeof out);
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) {
-      float sum = out[r * C + c];
+  for (int row = 0; row < R; ++row) {
+    for (int column = 0; column < C; ++column) {
+      float sum = out[row * C + column];
       for (std::int64_t i = k; i < in; ++i) {
         float weight;
         if constexpr (sizeof(Weight) == 2) {
-          weight = std::bit_cast<float>(std::uint32_t{w[c * in + i]} << 16);
+          weight = std::bit_cast<float>(std::uint32_t{w[column * in + i]} << 16);
         } else {
-          weight = w[c * in + i];
+          weight = w[column * in + i];
         }
-        sum += x[r * in + i] * weight;
+        sum += x[row * in + i] * weight;
       }
-      float& result = y[r * y_stride + c];
+      float& result = y[row * y_stride + column];
       result = add ? result + sum : sum;
     }
   }
@@ -93,37 +93,39 @@ template <int C, class Weight>
 inline void multiply_columns(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, float* y,
                              std::int64_t y_stride, bool add) {
   constexpr int kRows = kLanes / kColumns;
-  std::int64_t r = 0;
+  std::int64_t row = 0;
   const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
   if (rows < 4 * kRows) {            // prefetches all of the next tile during the first
     if (rows >= kRows) {
       tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
-      r = kRows;
+      row = kRows;
     }
   } else {
-    for (; r < C * kRows; r += kRows, ahead += in)
-      tile<kRows, C, 1>(x + r * in, in, w, ahead, y + r * y_stride, y_stride, add);
+    for (; row < C * kRows; row += kRows, ahead += in)
+      tile<kRows, C, 1>(x + row * in, in, w, ahead, y + row * y_stride, y_stride, add);
   }
-  for (; r + kRows <= rows; r += kRows) tile<kRows, C, 0>(x + r * in, in, w, w, y + r * y_stride, y_stride, add);
+  for (; row + kRows <= rows; row += kRows)
+    tile<kRows, C, 0>(x + row * in, in, w, w, y + row * y_stride, y_stride, add);
   if constexpr (kRows > 2)
-    for (; r + 2 <= rows; r += 2) tile<2, C, C>(x + r * in, in, w, w + C * in, y + r * y_stride, y_stride, add);
+    for (; row + 2 <= rows; row += 2) tile<2, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
   if constexpr (kRows > 1)
-    for (; r < rows; ++r) tile<1, C, C>(x + r * in, in, w, w + C * in, y + r * y_stride, y_stride, add);
+    for (; row < rows; ++row) tile<1, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
 }
 
 template <class Weight>
 void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, std::int64_t begin, std::int64_t end,
              float* y, std::int64_t y_stride, bool add) {
-  std::int64_t o = begin;
-  for (; o + kColumns <= end; o += kColumns) multiply_columns<kColumns>(x, rows, in, w + o * in, y + o, y_stride, add);
-  for (; o < end; ++o) multiply_columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
+  std::int64_t output = begin;
+  for (; output + kColumns <= end; output += kColumns)
+    multiply_columns<kColumns>(x, rows, in, w + output * in, y + output, y_stride, add);
+  for (; output < end; ++output) multiply_columns<1>(x, rows, in, w + output * in, y + output, y_stride, add);
 }
 
 // Reorders x for products with bf16 weights: from every two registers, first the even, then the odd elements. So a
 // register of bf16 pairs needs no shuffle.
 void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
   x += begin * in, out += begin * in;
-  for (std::int64_t r = begin; r < end; ++r, x += in, out += in) {
+  for (std::int64_t row = begin; row < end; ++row, x += in, out += in) {
     std::int64_t k = 0;
     for (; k + 2 * kLanes <= in; k += 2 * kLanes) {
       for (int i = 0; i < kLanes; ++i) {
@@ -237,19 +239,22 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
     for (std::int64_t d = 0; d < dim; ++d)
       for (int part = 0; part < kParts; ++part) {
         const Floats k = load<Floats>(key + d * kPageTokens + part * kLanes);
-        for (int h = 0; h < H; ++h) scores[h][part] += k * q[h * dim + d];
+        for (int head = 0; head < H; ++head) scores[head][part] += k * q[head * dim + d];
       }
-    for (int h = 0; h < H; ++h) std::memcpy(scratch + h * padded_count + first, scores[h], sizeof scores[h]);
+    for (int head = 0; head < H; ++head)
+      std::memcpy(scratch + head * padded_count + first, scores[head], sizeof scores[head]);
   }
   float scale[H];
-  for (int h = 0; h < H; ++h) {
-    float* const p = scratch + h * padded_count;
-    float max_score = p[0], sum = 0;
-    for (std::int64_t s = 1; s < token_count; ++s) max_score = p[s] > max_score ? p[s] : max_score;
-    for (std::int64_t s = 0; s < token_count; ++s) p[s] = exponential(p[s] - max_score);
-    for (std::int64_t s = 0; s < token_count; ++s) sum += p[s];
-    scale[h] = 1 / sum;
-    if (!(max_score - max_score == 0)) scale[h] = NAN;  // keeps NaN and infinity
+  for (int head = 0; head < H; ++head) {
+    float* const head_scores = scratch + head * padded_count;
+    float max_score = head_scores[0], sum = 0;
+    for (std::int64_t token = 1; token < token_count; ++token)
+      max_score = head_scores[token] > max_score ? head_scores[token] : max_score;
+    for (std::int64_t token = 0; token < token_count; ++token)
+      head_scores[token] = exponential(head_scores[token] - max_score);
+    for (std::int64_t token = 0; token < token_count; ++token) sum += head_scores[token];
+    scale[head] = 1 / sum;
+    if (!(max_score - max_score == 0)) scale[head] = NAN;  // keeps NaN and infinity
   }
   std::int64_t d = 0;
   const auto mix = [&]<int N>(std::integral_constant<int, N>) {  // N registers of every head's output
@@ -257,27 +262,28 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
     for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
       const float* value = values + pages[first / kPageTokens] * stride + d;
       const std::int64_t end = std::min<std::int64_t>(first + kPageTokens, token_count);
-      for (std::int64_t s = first; s < end; ++s, value += dim)
+      for (std::int64_t token = first; token < end; ++token, value += dim)
         for (int n = 0; n < N; ++n) {
           const Floats v = load<Floats>(value + n * kLanes);
-          for (int h = 0; h < H; ++h) mixed[h][n] += v * scratch[h * padded_count + s];
+          for (int head = 0; head < H; ++head) mixed[head][n] += v * scratch[head * padded_count + token];
         }
     }
-    for (int h = 0; h < H; ++h)
+    for (int head = 0; head < H; ++head)
       for (int n = 0; n < N; ++n) {
-        mixed[h][n] *= scale[h];
-        std::memcpy(out + h * dim + d + n * kLanes, &mixed[h][n], sizeof(Floats));
+        mixed[head][n] *= scale[head];
+        std::memcpy(out + head * dim + d + n * kLanes, &mixed[head][n], sizeof(Floats));
       }
     d += N * kLanes;
   };
   while (d + 4 * kLanes <= dim) mix(std::integral_constant<int, 4>());
   while (d + kLanes <= dim) mix(std::integral_constant<int, 1>());
   for (; d < dim; ++d)
-    for (int h = 0; h < H; ++h) {
+    for (int head = 0; head < H; ++head) {
       float sum = 0;
-      for (std::int64_t s = 0; s < token_count; ++s)
-        sum += scratch[h * padded_count + s] * values[pages[s / kPageTokens] * stride + s % kPageTokens * dim + d];
-      out[h * dim + d] = sum * scale[h];
+      for (std::int64_t token = 0; token < token_count; ++token)
+        sum += scratch[head * padded_count + token] *
+               values[pages[token / kPageTokens] * stride + token % kPageTokens * dim + d];
+      out[head * dim + d] = sum * scale[head];
     }
 }
 

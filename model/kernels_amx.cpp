@@ -84,16 +84,16 @@ void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin
       for (std::int64_t r = 0; r < std::min(kTile, rows - first); ++r) {
         const float* const values = x + (first + r) * in + k;
         __m512 a = _mm512_maskz_loadu_ps(low, values), b = _mm512_maskz_loadu_ps(high, values + kTile);
-        for (int t = 0; t < kTerms; ++t) {
+        for (int term = 0; term < kTerms; ++term) {
           const __m512i a_bits = _mm512_castps_si512(a), b_bits = _mm512_castps_si512(b);
-          terms[t][r] = _mm512_permutex2var_epi16(a_bits, halves, b_bits);
+          terms[term][r] = _mm512_permutex2var_epi16(a_bits, halves, b_bits);
           a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(a_bits, upper)));
           b = _mm512_sub_ps(b, _mm512_castsi512_ps(_mm512_and_si512(b_bits, upper)));
         }
       }
-      for (int t = 0; t < kTerms; ++t) {
-        transpose(terms[t]);
-        for (int line = 0; line < kTile; ++line) _mm512_store_si512(out + line * kStep, terms[t][line]);
+      for (int term = 0; term < kTerms; ++term) {
+        transpose(terms[term]);
+        for (int line = 0; line < kTile; ++line) _mm512_store_si512(out + line * kStep, terms[term][line]);
         out += kTileSize;
       }
     }
@@ -154,14 +154,14 @@ struct Product {
     EdgeTile edge;
     _tile_zero(0);
     if constexpr (M == 2) _tile_zero(1);
-    for (std::int64_t s = 0; s < steps; ++s) {
-      TileSource source = weights(first_output, s * kStep, edge);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      TileSource source = weights(first_output, step * kStep, edge);
       _tile_loadd(4, source.tile, source.stride);
       if constexpr (M == 2) {
-        source = weights(first_output + kTile, s * kStep, edge);
+        source = weights(first_output + kTile, step * kStep, edge);
         _tile_loadd(5, source.tile, source.stride);
       }
-      for (int t = 0; t < kTerms; ++t, x += kTileSize) {
+      for (int term = 0; term < kTerms; ++term, x += kTileSize) {
         _tile_loadd(6, x, 64);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (M == 2) _tile_dpbf16ps(1, 5, 6);
@@ -181,12 +181,12 @@ struct Product {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (std::int64_t s = 0; s < steps; ++s) {
-      const TileSource source = weights(first_output, s * kStep, edge),
-                       next_source = weights(first_output + kTile, s * kStep, edge_next);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const TileSource source = weights(first_output, step * kStep, edge),
+                       next_source = weights(first_output + kTile, step * kStep, edge_next);
       _tile_loadd(4, source.tile, source.stride);
       _tile_loadd(5, next_source.tile, next_source.stride);
-      for (int t = 0; t < kTerms; ++t, x += kTileSize, x_next += kTileSize) {
+      for (int term = 0; term < kTerms; ++term, x += kTileSize, x_next += kTileSize) {
         _tile_loadd(6, x, 64);
         _tile_loadd(7, x_next, 64);
         _tile_dpbf16ps(0, 4, 6);

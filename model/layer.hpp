@@ -6,6 +6,13 @@ namespace echoline::model {
 
 // Queries, keys and values share one block of memory, so that a pass without gradients needs one product.
 struct Transformer::Layer {
+  // A pair of an adapter (model/adapter.hpp), or undefined.
+  struct LowRank {
+    torch::Tensor a, b;  // [rank, in], [out, rank]
+    double scale = 0;    // alpha / rank
+    explicit operator bool() const { return a.defined(); }
+  };
+
   torch::Tensor qkv;         // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
   torch::Tensor q, k, v, o;  // projections of queries, keys, values and output
   torch::Tensor qkv_bias;    // [(heads + 2 kv_heads) * head_dim], the next three are views of it; or undefined
@@ -14,6 +21,7 @@ struct Transformer::Layer {
   torch::Tensor input_norm, post_norm;  // [hidden]
   torch::Tensor gate_up;                // [2 intermediate, hidden], gate and up are views of it; undefined on a CPU
   torch::Tensor gate, up, down;
+  LowRank q_low, k_low, v_low, o_low, gate_low, up_low, down_low;
 };
 
 }  // namespace echoline::model

@@ -7,17 +7,17 @@ namespace echoline::model {
 namespace {
 
 // The number of tokens up to the last scored one; `prompt` if none is scored.
-std::size_t tokens_used(const ScoredSequence& s) {
-  std::size_t end = s.tokens.size();
-  while (!s.mask.empty() && end > s.prompt && !(s.mask[end - s.prompt - 1] > 0)) --end;
+std::size_t tokens_used(const ScoredSequence& sequence) {
+  std::size_t end = sequence.tokens.size();
+  while (!sequence.mask.empty() && end > sequence.prompt && !(sequence.mask[end - sequence.prompt - 1] > 0)) --end;
   return end;
 }
 
 }  // namespace
 
-torch::Tensor upload(const torch::Tensor& t, const torch::Device& device) {
-  if (!device.is_cuda() || !t.is_cpu() || t.numel() == 0) return t.to(device);
-  return t.pin_memory().to(device, /*non_blocking=*/true);
+torch::Tensor upload(const torch::Tensor& tensor, const torch::Device& device) {
+  if (!device.is_cuda() || !tensor.is_cpu() || tensor.numel() == 0) return tensor.to(device);
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
 }
 
 PackedSize packed_size(const ScoredSequence& sequence) {
@@ -36,16 +36,18 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
   std::vector<std::int64_t> ids, positions, segments, scored, targets;
   std::int64_t segment_count = 0;
-  const auto add_segment = [&](const ScoredSequence& s, std::size_t begin, std::size_t end, std::int64_t prefix) {
+  const auto add_segment = [&](const ScoredSequence& sequence, std::size_t begin, std::size_t end,
+                               std::int64_t prefix) {
     const std::int64_t first_token = std::ssize(ids);
-    ids.insert(ids.end(), s.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-               s.tokens.begin() + static_cast<std::ptrdiff_t>(end));
-    for (std::size_t t = begin; t < end; ++t) positions.push_back(static_cast<std::int64_t>(t));
+    ids.insert(ids.end(), sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+               sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    for (std::size_t token = begin; token < end; ++token) positions.push_back(static_cast<std::int64_t>(token));
     segments.insert(segments.end(), {first_token, static_cast<std::int64_t>(end - begin), prefix});
-    for (std::size_t t = std::max(begin + 1, s.prompt); t <= end && t < s.tokens.size(); ++t) {
-      if (!s.mask.empty() && !(s.mask[t - s.prompt] > 0)) continue;
-      scored.push_back(first_token + static_cast<std::int64_t>(t - begin) - 1);
-      targets.push_back(s.tokens[t]);
+    for (std::size_t token = std::max(begin + 1, sequence.prompt); token <= end && token < sequence.tokens.size();
+         ++token) {
+      if (!sequence.mask.empty() && !(sequence.mask[token - sequence.prompt] > 0)) continue;
+      scored.push_back(first_token + static_cast<std::int64_t>(token - begin) - 1);
+      targets.push_back(sequence.tokens[token]);
     }
     return segment_count++;
   };

@@ -102,15 +102,16 @@ struct PagedCache::PrefillAttention : Attention {
   PagedCache& cache;
   Tensor token_index, page, slot;  // int64 [tokens without padding]: their indices, pages and slots in these
 
-  PrefillAttention(PagedCache& c, const std::vector<const Pages*>& texts, const std::vector<std::int64_t>& lengths)
-      : cache(c) {
+  PrefillAttention(PagedCache& paged_cache, const std::vector<const Pages*>& texts,
+                   const std::vector<std::int64_t>& lengths)
+      : cache(paged_cache) {
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     std::vector<std::int64_t> token_indices, page_numbers, slot_numbers;
     for (std::size_t row = 0; row < texts.size(); ++row) {
-      for (std::int64_t t = 0; t < lengths[row]; ++t) {
-        token_indices.push_back(static_cast<std::int64_t>(row) * longest + t);
-        page_numbers.push_back(texts[row]->list[static_cast<std::size_t>(t / kPageTokens)]);
-        slot_numbers.push_back(t % kPageTokens);
+      for (std::int64_t token = 0; token < lengths[row]; ++token) {
+        token_indices.push_back(static_cast<std::int64_t>(row) * longest + token);
+        page_numbers.push_back(texts[row]->list[static_cast<std::size_t>(token / kPageTokens)]);
+        slot_numbers.push_back(token % kPageTokens);
       }
     }
     const auto to_device = [&](const std::vector<std::int64_t>& numbers) {
@@ -135,8 +136,8 @@ struct PagedCache::DecodeAttention : Attention {
   Tensor page_table;  // int64 [rows * pages of the longest text], padded with page 0
   Tensor is_used;     // bool [rows, 1, keys, 1]: the key's slot belongs to the text
 
-  DecodeAttention(PagedCache& c, std::vector<const Pages*> page_lists, bool by_gathering)
-      : cache(c), gathered(by_gathering), rows(std::ssize(page_lists)), texts(std::move(page_lists)) {
+  DecodeAttention(PagedCache& paged_cache, std::vector<const Pages*> page_lists, bool by_gathering)
+      : cache(paged_cache), gathered(by_gathering), rows(std::ssize(page_lists)), texts(std::move(page_lists)) {
     if (!gathered) return;
     std::vector<std::int64_t> page_numbers, slot_numbers;
     std::int64_t longest = 0;
@@ -195,8 +196,8 @@ struct PagedCache::DecodeAttention : Attention {
     const std::int64_t head_size = kPageTokens * dim, page_size = kv_heads * head_size;
     float* const keys = cache.keys_[layer].data_ptr<float>();
     float* const values = cache.values_[layer].data_ptr<float>();
-    const auto head_values = [](const Tensor& t, std::int64_t row, std::int64_t head) {
-      return t.data_ptr<float>() + row * t.stride(0) + head * t.stride(2);
+    const auto head_values = [](const Tensor& tensor, std::int64_t row, std::int64_t head) {
+      return tensor.data_ptr<float>() + row * tensor.stride(0) + head * tensor.stride(2);
     };
     std::int64_t tokens = 0;
     for (const Pages* text : texts) tokens += text->tokens + 1;
@@ -204,17 +205,17 @@ struct PagedCache::DecodeAttention : Attention {
     parallel_for(rows * kv_heads, grain, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> scratch;
       for (std::int64_t head_index = begin; head_index < end; ++head_index) {
-        const std::int64_t row = head_index / kv_heads, kv = head_index % kv_heads;
+        const std::int64_t row = head_index / kv_heads, kv_head = head_index % kv_heads;
         const Pages& text = *texts[static_cast<std::size_t>(row)];
         const Page new_page = text.list[static_cast<std::size_t>(text.tokens / kPageTokens)];
-        const std::int64_t new_slot = text.tokens % kPageTokens, head = kv * head_size;
-        const float* const key = head_values(k, row, kv);
+        const std::int64_t new_slot = text.tokens % kPageTokens, head = kv_head * head_size;
+        const float* const key = head_values(k, row, kv_head);
         for (std::int64_t d = 0; d < dim; ++d) keys[new_page * page_size + head + d * kPageTokens + new_slot] = key[d];
-        std::copy_n(head_values(v, row, kv), dim, values + new_page * page_size + head + new_slot * dim);
+        std::copy_n(head_values(v, row, kv_head), dim, values + new_page * page_size + head + new_slot * dim);
         scratch.resize(static_cast<std::size_t>(group * pages_for(text.tokens + 1) * kPageTokens));
-        kernels().attend(head_values(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
-                         values + head, page_size, scratch.data(),
-                         out.data_ptr<float>() + (row * heads + kv * group) * dim);
+        kernels().attend(head_values(q, row, kv_head * group), group, dim, text.tokens + 1, text.list.data(),
+                         keys + head, values + head, page_size, scratch.data(),
+                         out.data_ptr<float>() + (row * heads + kv_head * group) * dim);
       }
     });
     return out;

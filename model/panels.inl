@@ -1,9 +1,10 @@
 // Products of many rows with bf16 weights; included after kernels.inl, whose registers and functions it uses.
 //
 // A block of weights is widened to fp32 and transposed into a panel, which stays in the second-level cache while all
-// rows of x are multiplied by it. For one element of kPanelRows rows of x at a time, a tile adds the products with a
-// line of the panel to sums in registers. Meanwhile the next block of weights is prefetched. The weights keep their
-// order in memory, so that a delta changes them in place. Products and sums are fp32, without rounding to bf16.
+// rows of x are multiplied by it. Line k of a panel has element k of each of its rows of w. A tile handles
+// kPanelTileRows rows of x: for each k, it multiplies element k of these rows by line k of the panel, and adds the
+// products to sums in registers. Meanwhile the next block of weights is prefetched. The weights keep their order in
+// memory, so that a delta changes them in place. Products and sums are fp32, without rounding to bf16.
 //
 // Shapes: x [rows, in], w [out, in], y [rows, out]; without requirements on alignment or multiples.
 namespace echoline::model {
@@ -11,7 +12,7 @@ namespace {
 
 // Chosen so that a tile's sums, a line of the panel and an element of x fit into registers: they use 28 of the 32 of
 // AVX-512, or all 16 of AVX2.
-constexpr int kPanelRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
+constexpr int kPanelTileRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
 constexpr std::int64_t kPanelDepth = 256;                          // elements of a row of weights in a panel
 constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // building panels would take longer than it saves
 constexpr std::int64_t kCacheLine = 32;                            // bf16 numbers
@@ -22,7 +23,8 @@ inline Words zip(Words a, Words b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (Upper * kLanes / 2 + I / 2 + I % 2 * kLanes)...);
 }
 
-// A perfect shuffle of all words, once per binary digit of kLanes.
+// Each round rotates the bits of a word's index (row, lane) by one. After log2(kLanes) rounds, row and lane have
+// changed places.
 inline void transpose_words(Words (&m)[kLanes]) {
   for (int round = 1; round < kLanes; round *= 2) {
     Words next[kLanes];
@@ -41,6 +43,8 @@ void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t
   constexpr std::int64_t kWidth = V * kLanes;
   for (std::int64_t first = 0; first < kWidth; first += kLanes) {
     const auto row = [&](std::int64_t i) { return w + std::min(first + i, count - 1) * in; };
+    // A word holds two neighbouring bf16 elements, the even one in its lower half. In the upper half it is an fp32
+    // number.
     std::int64_t k = 0;
     for (; k + 2 * kLanes <= depth; k += 2 * kLanes) {
       Words pairs[kLanes];
@@ -95,45 +99,50 @@ inline void panel_tile(const float* x, const float* panel, std::int64_t depth, N
 
 // The same with x [depth, rows], for rows <= M.
 template <int M, int V>
-inline void panel_tile_of(std::int64_t rows, const float* x, const float* panel, std::int64_t depth,
-                          NextBlock next_block, float* y, std::int64_t y_stride, std::int64_t count, bool add) {
+inline void panel_tile_for_rows(std::int64_t rows, const float* x, const float* panel, std::int64_t depth,
+                                NextBlock next_block, float* y, std::int64_t y_stride, std::int64_t count, bool add) {
   if constexpr (M > 1)
-    if (rows < M) return panel_tile_of<M - 1, V>(rows, x, panel, depth, next_block, y, y_stride, count, add);
+    if (rows < M) return panel_tile_for_rows<M - 1, V>(rows, x, panel, depth, next_block, y, y_stride, count, add);
   panel_tile<M, V>(x, panel, depth, next_block, y, y_stride, count, add);
 }
 
-// y [rows, count] (+)= x w^T for `count` <= V * kLanes rows of w. `panel`: kPanelDepth * V * kLanes floats.
+// y [rows, count] (+)= x w^T for `count` <= V * kLanes rows of w. `packed`: x as written by pack_tiles(). `panel`:
+// kPanelDepth * V * kLanes floats.
 template <int V>
-void product_columns(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count, float* y,
-                     std::int64_t y_stride, bool add, float* panel) {
-  const std::int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
+void product_columns(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count,
+                     float* y, std::int64_t y_stride, bool add, float* panel) {
+  const std::int64_t tiles = (rows + kPanelTileRows - 1) / kPanelTileRows;
   const std::int64_t prefetch_rows = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile prefetches
   for (std::int64_t k = 0; k < in; k += kPanelDepth) {
     const std::int64_t depth = std::min(kPanelDepth, in - k);
     fill_panel<V>(w + k, in, count, depth, panel);
     const Bf16* const next = k + depth < in ? w + k + depth : w + count * in;  // a prefetch beyond the end does nothing
-    for (std::int64_t t = 0; t < tiles; ++t) {
-      const std::int64_t first = t * kPanelRows, tile_rows = std::min<std::int64_t>(kPanelRows, rows - first);
-      const std::int64_t prefetch_begin = std::min<std::int64_t>(t * prefetch_rows, V * kLanes),
+    for (std::int64_t tile_index = 0; tile_index < tiles; ++tile_index) {
+      const std::int64_t first = tile_index * kPanelTileRows,
+                         tile_rows = std::min<std::int64_t>(kPanelTileRows, rows - first);
+      const std::int64_t prefetch_begin = std::min<std::int64_t>(tile_index * prefetch_rows, V * kLanes),
                          prefetch_end = std::min<std::int64_t>(prefetch_begin + prefetch_rows, V * kLanes);
-      panel_tile_of<kPanelRows, V>(tile_rows, x + first * in + k * tile_rows, panel, depth,
-                                   {.w = next + prefetch_begin * in, .in = in, .rows = prefetch_end - prefetch_begin},
-                                   y + first * y_stride, y_stride, count, add || k > 0);
+      panel_tile_for_rows<kPanelTileRows, V>(
+          tile_rows, packed + first * in + k * tile_rows, panel, depth,
+          {.w = next + prefetch_begin * in, .in = in, .rows = prefetch_end - prefetch_begin}, y + first * y_stride,
+          y_stride, count, add || k > 0);
     }
   }
 }
 
-// Tiles of kPanelRows rows (the last may be shorter), [in, rows of the tile] each. Few rows: like interleave().
+// Writes rows [begin, end) of x as tiles of kPanelTileRows rows, each stored as [in, rows of the tile]; the last tile
+// of x may have fewer. `begin` is a multiple of kPanelTileRows, and so is `end` unless it is `rows`. Up to
+// kRowsWithoutPanels rows are written by interleave() instead.
 void pack_tiles(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end,
                 float* packed) {
   if (rows <= kRowsWithoutPanels) return interleave(x, rows, in, begin, end, packed);
-  for (std::int64_t first = begin; first < end; first += kPanelRows) {
-    const std::int64_t count = std::min<std::int64_t>(kPanelRows, rows - first);
+  for (std::int64_t first = begin; first < end; first += kPanelTileRows) {
+    const std::int64_t count = std::min<std::int64_t>(kPanelTileRows, rows - first);
     float* out = packed + first * in;
     for (std::int64_t k = 0; k < in; ++k, out += count) {
       const float* const column = x + first * in + k;
-      if (count == kPanelRows) {
-        for (int r = 0; r < kPanelRows; ++r) out[r] = column[r * in];
+      if (count == kPanelTileRows) {  // a constant number of rows, so that the compiler unrolls the loop
+        for (int r = 0; r < kPanelTileRows; ++r) out[r] = column[r * in];
       } else {
         for (std::int64_t r = 0; r < count; ++r) out[r] = column[r * in];
       }

@@ -41,6 +41,7 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
   if (!options.is_object()) return prompt_error("task.chat_options is {}, expected names and values", options.dump());
   if (!options.empty() && !style.chat) return prompt_error("task.chat_options needs task.chat");
   variables.update(options);
+  // The description that workers receive, so that both build the same object.
   ordered_json parts = {{"text", style.text}, {"turn", style.turn}};
   if (!style.stop.empty()) parts["stop"] = style.stop;
   if (style.chat) {
@@ -50,7 +51,8 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
   }
   ECHO_ASSIGN(Phrasing phrasing, from_parts(files.tokenizer, files.eos,
                                             parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace)));
-  ECHO_TRY(phrasing.prompt_text("1+1="));  // finds a template that fails before the run begins
+  // Renders one prompt, so that a broken template is reported before the run begins.
+  ECHO_TRY(phrasing.prompt_text("1+1="));
   return phrasing;
 }
 
@@ -65,15 +67,15 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
     if (is_present) value = parts[key].get<std::string>();
     return is_present;
   };
-  if (!read_text("text", phrasing.text_))
+  if (!read_text("text", phrasing.prompt_format_))
     return prompt_error("expected an object with 'text', found {}", prompt_json.substr(0, 80));
-  if (phrasing.text_.find(kPromptPlace) == std::string::npos)
+  if (phrasing.prompt_format_.find(kPromptPlace) == std::string::npos)
     return prompt_error("task.prompt is '{}', expected a text with {} where the problem goes",
-                        phrasing.text_.substr(0, kSettingBytesShown), kPromptPlace);
-  read_text("turn", phrasing.turn_);
-  if (phrasing.turn_.find(kObservationPlace) == std::string::npos)
+                        phrasing.prompt_format_.substr(0, kSettingBytesShown), kPromptPlace);
+  read_text("turn", phrasing.observation_format_);
+  if (phrasing.observation_format_.find(kObservationPlace) == std::string::npos)
     return prompt_error("task.turn is '{}', expected a text with {} where the observation goes",
-                        phrasing.turn_.substr(0, kSettingBytesShown), kObservationPlace);
+                        phrasing.observation_format_.substr(0, kSettingBytesShown), kObservationPlace);
   const ordered_json stops = parts.contains("stop") ? parts["stop"] : ordered_json::array();
   if (!stops.is_array() || stops.size() > kStopsMax)
     return prompt_error("expected at most {} stop strings, found {}", kStopsMax,
@@ -94,7 +96,7 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
 }
 
 std::string Phrasing::prompt_json() const {
-  ordered_json parts = {{"text", text_}, {"turn", turn_}};
+  ordered_json parts = {{"text", prompt_format_}, {"turn", observation_format_}};
   if (!stop_.empty()) parts["stop"] = stop_;
   if (template_) {
     parts["chat_template"] = template_text_;
@@ -104,31 +106,36 @@ std::string Phrasing::prompt_json() const {
   return parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view text, std::string_view system) {
+std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view user_format,
+                                      std::string_view system) {
   std::vector<ChatMessage> messages = prompt.messages;
   if (messages.empty()) messages.push_back({.role = "user", .content = prompt.text});
   if (ChatMessage& last_message = messages.back(); last_message.role == "user")
-    last_message.content = replace_all(text, kPromptPlace, last_message.content);
+    last_message.content = replace_all(user_format, kPromptPlace, last_message.content);
   if (!system.empty() && messages.front().role != "system")
     messages.insert(messages.begin(), ChatMessage{.role = "system", .content = std::string(system)});
   return messages;
 }
 
 Result<std::string> Phrasing::prompt_text(const PolicyInput& problem) const {
-  if (!template_) return replace_all(text_, kPromptPlace, problem.text);
-  return template_->render(conversation(problem, text_, system_), /*add_generation_prompt=*/true, variables_json_);
+  if (!template_) return replace_all(prompt_format_, kPromptPlace, problem.text);
+  return template_->render(conversation(problem, prompt_format_, system_), /*add_generation_prompt=*/true,
+                           variables_json_);
 }
 
 Result<std::vector<Token>> Phrasing::prompt(const PolicyInput& problem) const {
   ECHO_ASSIGN(const std::string text, prompt_text(problem));
   ECHO_ASSIGN(std::vector<Token> tokens, tokenizer_.encode(text));
+  // A chat template writes the first tokens, such as a beginning-of-text token, itself.
   if (!template_) tokens.insert(tokens.begin(), tokenizer_.prompt_prefix().begin(), tokenizer_.prompt_prefix().end());
   return tokens;
 }
 
 Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const PolicyInput& observation) const {
   const std::optional<Token> previous = response.empty() ? std::nullopt : std::optional(response.back());
-  if (!template_) return tokenizer_.encode(replace_all(turn_, kObservationPlace, observation.text), previous);
+  if (!template_)
+    return tokenizer_.encode(replace_all(observation_format_, kObservationPlace, observation.text), previous);
+  // The placeholder alone as the format leaves the observation as it is.
   std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string chat_text,
@@ -144,13 +151,13 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
   return tokenizer_.encode(text_after, previous);
 }
 
-std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t known) const {
+std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t tokens_checked) const {
   std::size_t longest_stop_bytes = 0;
   for (const std::string& stop : stop_) longest_stop_bytes = std::max(longest_stop_bytes, stop.size());
   std::string text;  // the text in which a stop string may begin, and the text after it
-  for (std::size_t i = std::min(known, response.size()); i > 0 && text.size() + 1 < longest_stop_bytes; --i)
+  for (std::size_t i = std::min(tokens_checked, response.size()); i > 0 && text.size() + 1 < longest_stop_bytes; --i)
     text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
-  for (std::size_t i = known; i < response.size(); ++i) {
+  for (std::size_t i = tokens_checked; i < response.size(); ++i) {
     if (std::find(eos_.begin(), eos_.end(), response[i]) != eos_.end()) return i + 1;
     if (longest_stop_bytes == 0) continue;
     if (text.size() >= longest_stop_bytes) text.erase(0, text.size() - (longest_stop_bytes - 1));

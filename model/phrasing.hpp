@@ -27,9 +27,9 @@ struct PromptStyle {
   std::string turn = "\n{observation}\n";
 };
 
-// A prompt as a conversation: `text` surrounds the user's last message, and `system` comes first if the prompt has no
-// such message.
-std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view text, std::string_view system);
+// A prompt as a conversation. In `user_format`, the user's last message replaces {prompt}. `system` comes first if the
+// prompt has no such message.
+std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view user_format, std::string_view system);
 
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
 
@@ -51,8 +51,8 @@ class Phrasing {
   // kInvalid as above.
   Result<std::vector<Token>> follow_up(std::span<const Token> response, const PolicyInput& observation) const;
   // The number of tokens of a response up to its end: an ending token, or the token that completes a stop string.
-  // Absent if there is neither. The caller knows that the first `known` tokens do not end the response.
-  std::optional<std::size_t> response_end(std::span<const Token> response, std::size_t known = 0) const;
+  // Absent if there is neither. The caller knows that the first `tokens_checked` tokens do not end the response.
+  std::optional<std::size_t> response_end(std::span<const Token> response, std::size_t tokens_checked = 0) const;
   // The part of a response that is graded, as text: up to its end, without the ending token, with the stop string.
   std::string answer(std::span<const Token> response) const;
 
@@ -65,7 +65,7 @@ class Phrasing {
   Tokenizer tokenizer_;
   std::vector<Token> eos_;
   std::vector<std::string> stop_;
-  std::string text_, turn_ = PromptStyle().turn, system_, variables_json_;
+  std::string prompt_format_, observation_format_ = PromptStyle().turn, system_, variables_json_;
   std::string template_text_;
   std::optional<ChatTemplate> template_;  // absent: the text is used as it is
 };

@@ -15,36 +15,36 @@ namespace echoline::model {
 namespace {
 
 // The tensors of a policy. init_policy() draws their values in this order, which must therefore never change.
-Result<delta::StateView> tensors_of(const ModelConfig& c) {
-  ECHO_TRY(c.validate());
+Result<delta::StateView> tensors_of(const ModelConfig& config) {
+  ECHO_TRY(config.validate());
   delta::StateView state;
   const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
     state.push_back({.name = std::move(name), .dtype = delta::DType::kBF16, .shape = std::move(shape), .bytes = {}});
   };
-  add("model.embed_tokens.weight", {c.vocab_size, c.hidden_size});
-  for (std::int64_t i = 0; i < c.layers; ++i) {
+  add("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
+  for (std::int64_t i = 0; i < config.layers; ++i) {
     const std::string prefix = fmt::format("model.layers.{}.", i);
-    add(prefix + "self_attn.q_proj.weight", {c.heads * c.head_dim, c.hidden_size});
-    add(prefix + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(prefix + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(prefix + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
-    if (c.qkv_bias()) {
-      add(prefix + "self_attn.q_proj.bias", {c.heads * c.head_dim});
-      add(prefix + "self_attn.k_proj.bias", {c.kv_heads * c.head_dim});
-      add(prefix + "self_attn.v_proj.bias", {c.kv_heads * c.head_dim});
+    add(prefix + "self_attn.q_proj.weight", {config.heads * config.head_dim, config.hidden_size});
+    add(prefix + "self_attn.k_proj.weight", {config.kv_heads * config.head_dim, config.hidden_size});
+    add(prefix + "self_attn.v_proj.weight", {config.kv_heads * config.head_dim, config.hidden_size});
+    add(prefix + "self_attn.o_proj.weight", {config.hidden_size, config.heads * config.head_dim});
+    if (config.qkv_bias()) {
+      add(prefix + "self_attn.q_proj.bias", {config.heads * config.head_dim});
+      add(prefix + "self_attn.k_proj.bias", {config.kv_heads * config.head_dim});
+      add(prefix + "self_attn.v_proj.bias", {config.kv_heads * config.head_dim});
     }
-    if (c.qk_norm()) {
-      add(prefix + "self_attn.q_norm.weight", {c.head_dim});
-      add(prefix + "self_attn.k_norm.weight", {c.head_dim});
+    if (config.qk_norm()) {
+      add(prefix + "self_attn.q_norm.weight", {config.head_dim});
+      add(prefix + "self_attn.k_norm.weight", {config.head_dim});
     }
-    add(prefix + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(prefix + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(prefix + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
-    add(prefix + "input_layernorm.weight", {c.hidden_size});
-    add(prefix + "post_attention_layernorm.weight", {c.hidden_size});
+    add(prefix + "mlp.gate_proj.weight", {config.intermediate_size, config.hidden_size});
+    add(prefix + "mlp.up_proj.weight", {config.intermediate_size, config.hidden_size});
+    add(prefix + "mlp.down_proj.weight", {config.hidden_size, config.intermediate_size});
+    add(prefix + "input_layernorm.weight", {config.hidden_size});
+    add(prefix + "post_attention_layernorm.weight", {config.hidden_size});
   }
-  add("model.norm.weight", {c.hidden_size});
-  if (!c.tie_embeddings) add("lm_head.weight", {c.vocab_size, c.hidden_size});
+  add("model.norm.weight", {config.hidden_size});
+  if (!config.tie_embeddings) add("lm_head.weight", {config.vocab_size, config.hidden_size});
   return state;
 }
 
@@ -59,6 +59,14 @@ std::uint16_t to_bf16(float value) {
 Result<delta::StateView> policy_layout(const ModelConfig& config) {
   ECHO_TRY(config.check_computable());
   ECHO_ASSIGN(delta::StateView state, tensors_of(config));
+  if (config.adapter) {
+    ECHO_ASSIGN(const delta::StateView adapter, adapter_layout(state, *config.adapter));
+    for (const delta::TensorView& tensor : adapter)
+      if (tensor.name.find(".layers.") == std::string::npos)
+        return fail(Code::kInvalid, "adapter",
+                    "'{}' is outside of the decoder's layers, where adapters are not computed", tensor.name);
+    state.insert(state.end(), adapter.begin(), adapter.end());
+  }
   std::sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return state;
 }
@@ -73,8 +81,9 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   std::uint64_t stream = 0;
   for (const delta::TensorView& tensor : drawing_order) {
     Random random(seed, stream++);
-    const auto position = std::lower_bound(layout.begin(), layout.end(), tensor.name,
-                                           [](const auto& t, const std::string& name) { return t.name < name; });
+    const auto position =
+        std::lower_bound(layout.begin(), layout.end(), tensor.name,
+                         [](const auto& entry, const std::string& name) { return entry.name < name; });
     const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(position - layout.begin()));
     for (std::size_t i = 0; i < bytes.size(); i += 2) {
       std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);
@@ -86,6 +95,11 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
       }
       std::memcpy(bytes.data() + i, &value, 2);
     }
+  }
+  if (config.adapter) {
+    ECHO_ASSIGN(const delta::OwnedState adapter, init_adapter(drawing_order, *config.adapter, seed));
+    for (const delta::TensorView& tensor : adapter.view())
+      std::ranges::copy(tensor.bytes, state.mutable_bytes(*state.find(tensor.name)).begin());
   }
   state.seal();
   return state;
@@ -173,7 +187,12 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
                   Bytes shard_bytes_max) {
   ECHO_TRY(make_folders(folder));
-  ECHO_TRY(delta::write_checkpoint(folder, policy, shard_bytes_max));
+  const SplitPolicy parts = split_adapter(policy);
+  ECHO_TRY(delta::write_checkpoint(folder, parts.base, shard_bytes_max));
+  if (files.config.adapter) {
+    ECHO_TRY(delta::write_safetensors(folder / delta::kAdapterFileName, parts.adapter, {{"format", "pt"}}));
+    ECHO_TRY(write_file_atomic(folder / kAdapterConfigFile, files.config.adapter->to_json()));
+  }
   return files.write(folder);
 }
 

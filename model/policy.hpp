@@ -9,12 +9,13 @@
 
 namespace echoline::model {
 
-// Names, types (bf16) and shapes of the policy of `config`, canonical; the views have no bytes. kInvalid for a model
-// that this program only carries: its policies may have any tensors.
+// Names, types (bf16) and shapes of the policy of `config`, with its adapter's, canonical; the views have no bytes.
+// kInvalid for a model that this program only carries, because its policies may have any tensors, and for an adapter of
+// other layers than the decoder's.
 Result<delta::StateView> policy_layout(const ModelConfig& config);
 
-// An initial policy: every matrix normal(0, initializer_range), every norm 1, every bias 0, rounded to bf16. Equal
-// seeds give equal numbers on every machine. kInvalid for an impossible shape.
+// An initial policy: every matrix normal(0, initializer_range), every norm 1, every bias 0, rounded to bf16;
+// the adapter as init_adapter(). Equal seeds give equal numbers on every machine. kInvalid for an impossible shape.
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed);
 
 // Checks that the folder has weights (bf16 or fp32) of this shape: names, shapes and types of every shard, without
@@ -27,7 +28,7 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
 
 // Writes a directory for load_model(), transformers and vLLM: the policy in bf16, in shards of at most
-// `shard_bytes_max`.
+// `shard_bytes_max`. An adapter is in adapter_model.safetensors and adapter_config.json, for PEFT.
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
                   Bytes shard_bytes_max = {5'000'000'000});
 

@@ -45,8 +45,8 @@ Status PreTokenizer::read_split(const Json& step) {
     return invalid("'pre_tokenizer' Split is {}, expected 'pattern' with Regex or String", short_dump(step));
   const std::string* name = tokenizer_json::text_member(step, "behavior");
   std::optional<Behavior> behavior;
-  for (const auto& [known, value] : kBehaviors)
-    if (name && *name == known) behavior = value;
+  for (const auto& [behavior_name, value] : kBehaviors)
+    if (name && *name == behavior_name) behavior = value;
   if (!behavior)
     return invalid(
         "'pre_tokenizer' Split is {}, expected 'behavior' Isolated, Removed, MergedWithPrevious, MergedWithNext or "

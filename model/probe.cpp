@@ -23,7 +23,7 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
               create(config, torch::kCPU, torch::kBFloat16));  // most of its memory is never touched
   for (auto& parameter : model->named_parameters()) {
     const auto tensor =
-        std::find_if(policy.begin(), policy.end(), [&](const auto& t) { return t.name == parameter.key(); });
+        std::find_if(policy.begin(), policy.end(), [&](const auto& entry) { return entry.name == parameter.key(); });
     if (tensor == policy.end()) return fail(Code::kInvalid, kOperation, "tensor '{}' is missing", parameter.key());
     const torch::Tensor policy_weights =
         torch::from_blob(const_cast<std::byte*>(tensor->bytes.data()), tensor->shape, torch::kBFloat16);

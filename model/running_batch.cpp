@@ -493,7 +493,8 @@ std::vector<Ended> RunningBatch::step() {
 bool RunningBatch::abort(std::uint64_t id) {
   if (!state_->ids.contains(id)) return false;
   const auto remove_from = [&](auto& list) {
-    const auto row = std::find_if(list.begin(), list.end(), [&](const auto& r) { return r->sequence.id == id; });
+    const auto row =
+        std::find_if(list.begin(), list.end(), [&](const auto& entry) { return entry->sequence.id == id; });
     if (row == list.end()) return;
     state_->unregister_row(**row);
     list.erase(row);

@@ -24,7 +24,7 @@ Runtime runtime() {
 std::optional<Bytes> device_memory(const std::string& device) {
   const auto torch_device = device_named(device);
   if (!torch_device || !torch_device->is_cuda()) return std::nullopt;
-  const std::optional<std::uint64_t> bytes = training::memory_of(torch_device->index());
+  const std::optional<std::uint64_t> bytes = training::total_memory_of(torch_device->index());
   return bytes ? std::optional(Bytes{*bytes}) : std::nullopt;
 }
 

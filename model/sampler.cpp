@@ -16,7 +16,9 @@ constexpr std::int64_t kSumBlock = 512;              // probabilities that are s
 constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // probabilities that justify another thread
 
 // Whether top_p, top_k or min_p can leave out tokens.
-bool excludes_tokens(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
+bool excludes_tokens(const Sampling& sampling) {
+  return sampling.temperature > 0 && (sampling.top_p < 1 || sampling.top_k > 0 || sampling.min_p > 0);
+}
 
 // The index at which the cumulative sum of p exceeds `share` of its total.
 std::int64_t index_at_share(const float* p, std::int64_t count, double share) {
@@ -118,7 +120,7 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
                        [&](const SampleRequest& request) { return matches(*request.sampling); });
   };
   Tensor scaled = logits.contiguous();
-  if (any_row([](const Sampling& s) { return s.temperature != 0 && s.temperature != 1; })) {
+  if (any_row([](const Sampling& sampling) { return sampling.temperature != 0 && sampling.temperature != 1; })) {
     std::vector<float> temperatures;
     for (const SampleRequest& request : requests)
       temperatures.push_back(request.sampling->temperature == 0 ? 1 : float(request.sampling->temperature));
@@ -129,8 +131,8 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
     const Tensor log_p = scaled.log_softmax(-1);
     std::vector<std::int64_t> rows_by_sorting[2];  // rows that need no sorting, and the others
     for (std::size_t row = 0; row < requests.size(); ++row) {
-      const Sampling& s = *requests[row].sampling;
-      rows_by_sorting[excludes_tokens(s) || s.temperature == 0].push_back(static_cast<std::int64_t>(row));
+      const Sampling& sampling = *requests[row].sampling;
+      rows_by_sorting[excludes_tokens(sampling) || sampling.temperature == 0].push_back(static_cast<std::int64_t>(row));
     }
     Tensor tokens = torch::empty({std::ssize(requests)}, log_p.options().dtype(torch::kLong));
     for (const bool by_sorting : {false, true}) {
@@ -156,7 +158,8 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
     for (std::int64_t row = begin; row < end; ++row)
       kernels().log_softmax(scaled.data_ptr<float>() + row * vocab, vocab, log_p.data_ptr<float>() + row * vocab);
   });
-  const bool any_from_all_tokens = any_row([](const Sampling& s) { return s.temperature > 0 && !excludes_tokens(s); });
+  const bool any_from_all_tokens =
+      any_row([](const Sampling& sampling) { return sampling.temperature > 0 && !excludes_tokens(sampling); });
   const Tensor p = any_from_all_tokens ? log_p.exp() : Tensor();
   out.tokens.resize(requests.size());
   out.logprobs.resize(requests.size());

@@ -1,9 +1,11 @@
-// Keys of the run file for the trained model (section `model`) and its prompts (in the sections `task` and `rollout`).
+// Keys of the run file for the trained model (section `model`), its adapter (`learner.adapter`) and its prompts (in the
+// sections `task` and `rollout`).
 #pragma once
 #include <filesystem>
 #include <optional>
 #include <string>
 
+#include "model/adapter.hpp"
 #include "model/phrasing.hpp"
 
 namespace echoline {
@@ -20,6 +22,7 @@ struct ModelSettings {
 
 // Each function reads its keys of the section and records mistakes in it.
 void read(ConfigSection model, ModelSettings& settings);
+void read(ConfigSection adapter, AdapterConfig& settings);
 void read_prompts(ConfigSection task, PromptStyle& style);
 void read_stop(ConfigSection rollout, PromptStyle& style);
 

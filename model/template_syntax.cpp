@@ -1,9 +1,10 @@
-// Lexer and recursive-descent parser of chat templates.
+// Lexer and recursive-descent parser of chat templates: Jinja with its options lstrip_blocks and trim_blocks.
 #include "model/template_syntax.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 namespace echoline::model::chat {
 namespace {
@@ -65,7 +66,7 @@ class Lexer {
       if (is_carriage_return && i + 1 < source.size() && source[i + 1] == '\n') ++i;
       text_ += is_carriage_return ? '\n' : source[i];
     }
-    if (text_.ends_with('\n')) text_.pop_back();
+    if (text_.ends_with('\n')) text_.pop_back();  // as Jinja without keep_trailing_newline
   }
 
   Result<std::vector<Token>> tokens() {
@@ -83,14 +84,14 @@ class Lexer {
       std::string text_before = text_.substr(position_, open - position_);
       if (sign == '-') {
         while (!text_before.empty() && is_blank(text_before.back())) text_before.pop_back();
-      } else if (type != '{' && sign != '+') {  // lstrip_blocks
+      } else if (type != '{' && sign != '+') {
+        // lstrip_blocks removes the indentation before a tag that begins its line.
         const std::size_t newline = text_before.rfind('\n');
         const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
         if ((start > 0 || at_line_start_) && text_before.find_first_not_of(" \t", start) == std::string::npos)
           text_before.resize(start);
       }
       add_text(text_before);
-      advance_to(open);
       advance_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
       if (type == '#') {
         ECHO_TRY(skip_comment());
@@ -194,7 +195,7 @@ class Lexer {
     const std::size_t first_line = line_;
     std::string out;
     advance_to(position_ + 1);
-    while (peek() != quote || position_ >= text_.size()) {
+    while (peek() != quote) {
       if (position_ >= text_.size()) return syntax_error(first_line, "a string is not closed with {}", quote);
       if (peek() != '\\') {
         out += peek();
@@ -203,11 +204,12 @@ class Lexer {
       }
       const char escaped = peek(1);
       advance_to(std::min(position_ + 2, text_.size()));
-      static constexpr std::string_view kEscapes = "nrtbfva\\'\"\n", kEscaped = "\n\r\t\b\f\v\a\\'\"";
-      const std::size_t name_index = kEscapes.find(escaped);
+      static constexpr std::string_view kEscapeNames = "nrtbfva\\'\"\n", kEscapeValues = "\n\r\t\b\f\v\a\\'\"";
+      const std::size_t name_index = kEscapeNames.find(escaped);
       const std::size_t digits = escaped == 'x' ? 2 : escaped == 'u' ? 4 : escaped == 'U' ? 8 : 0;
       if (name_index != std::string_view::npos) {
-        if (name_index < kEscaped.size()) out += kEscaped[name_index];
+        // A line break after a backslash, the last name, stands for nothing.
+        if (name_index < kEscapeValues.size()) out += kEscapeValues[name_index];
       } else if (digits > 0) {
         const std::string hex = text_.substr(position_, digits);
         const bool is_valid =
@@ -404,17 +406,62 @@ class Parser {
       if (consume(".")) {
         ECHO_ASSIGN(s.attribute, expect_name("an attribute"));
       }
-      if (!consume("="))
-        return syntax_error(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name",
+      if (consume("=")) {
+        ECHO_ASSIGN(s.expression, expression());
+      } else if (s.attribute.empty() && token().kind == Token::Kind::kTagEnd) {
+        s.kind = Statement::Kind::kSetText;
+        ECHO_TRY(block("endset", s));
+      } else {
+        return syntax_error(line(), "expected {{% set NAME = VALUE %}} or {{% set NAME %}}, found {} after the name",
                             describe_token());
-      ECHO_ASSIGN(s.expression, expression());
+      }
+    } else if (tag == "macro") {
+      s.kind = Statement::Kind::kMacro;
+      ECHO_TRY(macro_signature(s));
+      const std::size_t loops_outside = std::exchange(loops_, 0);
+      ECHO_TRY(block("endmacro", s));
+      loops_ = loops_outside;
+    } else if (tag == "generation") {  // marks the model's own text for trainers; prints it
+      s.kind = Statement::Kind::kScope;
+      const std::size_t loops_outside = std::exchange(loops_, 0);
+      ECHO_TRY(block("endgeneration", s));
+      loops_ = loops_outside;
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     } else {
-      return syntax_error(s.line, "the tag '{}' is not implemented; known: if, for, set, break, continue",
+      return syntax_error(s.line,
+                          "the tag '{}' is not implemented; known: if, for, set, macro, generation, break, continue",
                           tag.substr(0, 40));
     }
     return end_of_tag();
+  }
+
+  // The rest of a tag, and the statements up to the tag `end`, whose name it consumes.
+  Status block(std::string_view end, Statement& s) {
+    ECHO_TRY(end_of_tag());
+    std::string ended_by;
+    ECHO_ASSIGN(auto body, statements({end}, ended_by));
+    s.branches.push_back({nullptr, std::move(body)});
+    return ok();
+  }
+
+  // NAME(PARAMETER, PARAMETER = DEFAULT, ...)
+  Status macro_signature(Statement& s) {
+    ECHO_ASSIGN(std::string name, expect_name("the name of a macro"));
+    s.targets.push_back(std::move(name));
+    ECHO_TRY(expect("("));
+    while (!consume(")")) {
+      ECHO_ASSIGN(std::string parameter, expect_name("a parameter"));
+      s.targets.push_back(std::move(parameter));
+      if (consume("=")) {
+        ECHO_ASSIGN(auto value, expression());
+        s.defaults.push_back(std::move(value));
+      } else if (!s.defaults.empty()) {
+        return syntax_error(line(), "a parameter without default follows one with a default");
+      }
+      if (!is_operator(")")) ECHO_TRY(expect(","));
+    }
+    return ok();
   }
 
   Result<Node> make(Kind kind, std::size_t line, std::string name, std::vector<Node> parts) {

@@ -38,11 +38,14 @@ struct Expression {
 
 struct Statement {
   enum class Kind {
-    kText,    // text
-    kOutput,  // {{ expression }}
-    kIf,      // the first branch whose condition holds; a branch without condition is the else
-    kFor,     // targets in expression (if condition): branches[0]; branches[1] if there was no item
-    kSet,     // targets[0] or targets[0].attribute = expression
+    kText,     // text
+    kOutput,   // {{ expression }}
+    kIf,       // the first branch whose condition holds; a branch without condition is the else
+    kFor,      // targets in expression (if condition): branches[0]; branches[1] if there was no item
+    kSet,      // targets[0] or targets[0].attribute = expression
+    kSetText,  // targets[0] = the output of branches[0]
+    kMacro,    // targets[0](targets[1], ...): branches[0]; the last defaults.size() parameters have these values
+    kScope,    // branches[0], whose variables end with it ({% generation %})
     kBreak,
     kContinue,
   };
@@ -57,6 +60,7 @@ struct Statement {
   std::vector<std::string> targets;
   std::string attribute;
   std::vector<Branch> branches;
+  std::vector<std::unique_ptr<Expression>> defaults;
 };
 
 inline constexpr std::size_t kTemplateBytesMax = 1 << 20;

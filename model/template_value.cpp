@@ -12,17 +12,17 @@ namespace {
 constexpr std::string_view kErrorSource = "chat template";
 
 std::optional<double> number(const Value& value) {
-  if (const auto* b = value.as<bool>()) return *b ? 1 : 0;
-  if (const auto* i = value.as<std::int64_t>()) return static_cast<double>(*i);
-  if (const auto* d = value.as<double>()) return *d;
+  if (const auto* flag = value.as<bool>()) return *flag ? 1 : 0;
+  if (const auto* integer = value.as<std::int64_t>()) return static_cast<double>(*integer);
+  if (const auto* real = value.as<double>()) return *real;
   return std::nullopt;
 }
 
 // White space by Python's str.isspace().
 bool is_space(std::string_view character) {
   if (character.size() == 1) {
-    const auto c = static_cast<unsigned char>(character.front());
-    return c == ' ' || (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x1f);
+    const auto byte = static_cast<unsigned char>(character.front());
+    return byte == ' ' || (byte >= 0x09 && byte <= 0x0d) || (byte >= 0x1c && byte <= 0x1f);
   }
   static constexpr std::string_view kSpaces[] = {"\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003",
                                                  "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
@@ -77,8 +77,8 @@ std::string kind(const Value& value) {
 }
 
 bool is_truthy(const Value& value) {
-  if (const auto n = number(value)) return *n != 0;
-  if (const auto* s = value.as<std::string>()) return !s->empty();
+  if (const auto as_number = number(value)) return *as_number != 0;
+  if (const auto* held_text = value.as<std::string>()) return !held_text->empty();
   if (const List* list = value.list()) return !list->empty();
   if (const Dict* dict = value.dict()) return !dict->empty();
   return false;
@@ -87,21 +87,21 @@ bool is_truthy(const Value& value) {
 Result<std::string> text(const Value& value) {
   if (value.is_undefined()) return std::string();
   if (value.as<None>()) return std::string("None");
-  if (const auto* b = value.as<bool>()) return std::string(*b ? "True" : "False");
-  if (const auto* i = value.as<std::int64_t>()) return std::to_string(*i);
-  if (const auto* d = value.as<double>()) {
-    std::string shown = fmt::format("{}", *d);
-    if (std::isfinite(*d) && shown.find_first_of(".e") == std::string::npos) shown += ".0";
+  if (const auto* flag = value.as<bool>()) return std::string(*flag ? "True" : "False");
+  if (const auto* integer = value.as<std::int64_t>()) return std::to_string(*integer);
+  if (const auto* real = value.as<double>()) {
+    std::string shown = fmt::format("{}", *real);
+    if (std::isfinite(*real) && shown.find_first_of(".e") == std::string::npos) shown += ".0";
     return shown;
   }
-  if (const auto* s = value.as<std::string>()) return *s;
+  if (const auto* held_text = value.as<std::string>()) return *held_text;
   return fail(Code::kInvalid, kErrorSource, "printing {} is not implemented; use the filter tojson", kind(value));
 }
 
 bool equal(const Value& a, const Value& b) {
   if (const auto x = number(a), y = number(b); x && y) return *x == *y;
   if (a.held.index() != b.held.index()) return false;
-  if (const auto* s = a.as<std::string>()) return *s == *b.as<std::string>();
+  if (const auto* held_text = a.as<std::string>()) return *held_text == *b.as<std::string>();
   if (const List* list = a.list())
     return std::equal(list->begin(), list->end(), b.list()->begin(), b.list()->end(), equal);
   if (const Dict* dict = a.dict()) {
@@ -118,11 +118,11 @@ Result<std::string> to_json(const Value& value) {
   if (value.is_undefined())
     return fail(Code::kInvalid, kErrorSource, "'{}' is undefined and has no JSON form", value.as<Undefined>()->name);
   if (value.as<None>()) return std::string("null");
-  if (const auto* b = value.as<bool>()) return std::string(*b ? "true" : "false");
-  const auto quoted = [](const std::string& s) {
-    return nlohmann::json(s).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (const auto* flag = value.as<bool>()) return std::string(*flag ? "true" : "false");
+  const auto quoted = [](const std::string& held_text) {
+    return nlohmann::json(held_text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
-  if (const auto* s = value.as<std::string>()) return quoted(*s);
+  if (const auto* held_text = value.as<std::string>()) return quoted(*held_text);
   std::string out;
   if (const List* list = value.list()) {
     for (const Value& item : *list) {

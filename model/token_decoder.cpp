@@ -127,7 +127,7 @@ std::string TokenDecoder::text(const std::vector<Piece>& pieces) const {
       if (!utf8_error(bytes)) {
         out += bytes;
       } else {
-        for (std::size_t n = 0; n < bytes.size(); ++n) out += kReplacementCharacter;
+        for (std::size_t byte = 0; byte < bytes.size(); ++byte) out += kReplacementCharacter;
       }
     } else if (i == 0 && strips_first_token_) {
       for (const char c : pieces[i].bytes)
@@ -138,9 +138,9 @@ std::string TokenDecoder::text(const std::vector<Piece>& pieces) const {
   }
   if (is_byte_level_) return to_valid_utf8(out);
   std::string_view stripped = out;
-  for (std::size_t n = 0; n < strip_begin_ && stripped.starts_with(strip_content_); ++n)
+  for (std::size_t count = 0; count < strip_begin_ && stripped.starts_with(strip_content_); ++count)
     stripped.remove_prefix(strip_content_.size());
-  for (std::size_t n = 0; n < strip_end_ && stripped.ends_with(strip_content_); ++n)
+  for (std::size_t count = 0; count < strip_end_ && stripped.ends_with(strip_content_); ++count)
     stripped.remove_suffix(strip_content_.size());
   return std::string(stripped);
 }

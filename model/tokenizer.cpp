@@ -57,41 +57,44 @@ struct Tokenizer::State {
   std::unordered_map<std::string, Token> added_ids;
   std::vector<std::string> bytes;                            // by id; empty where there is no token
   std::vector<bool> is_special, is_added, is_fallback_byte;  // by id
-  std::vector<Token> prefix;                                 // tokens before every text that is a prompt by itself
+  std::vector<Token> prefix;                                 // tokens before a prompt, unless it continues another text
 
   Status read(const Json& root);
-  void set_bytes(Token id, std::string_view written);
+  // `spelling`: the token as tokenizer.json writes it.
+  void set_bytes(Token id, std::string_view spelling);
   Status set_tokens(const std::vector<AddedToken>& added_tokens);
   Status read_post_processor(const Json& step, bool in_sequence);
 
   std::optional<Token> id_of(std::string_view text) const;
   bool has(Token token) const { return token >= 0 && token < std::ssize(bytes); }
-  // A part of a text without added tokens that are found before normalizing.
+  // Encodes a section of a text: the part between two added tokens that were found before normalizing. `begins_text`:
+  // nothing is before it, neither text nor an added token. `continues`: it continues another text.
   Status encode_section(std::string_view text, bool begins_text, bool continues, std::vector<Token>& out) const;
 };
 
-void Tokenizer::State::set_bytes(Token id, std::string_view written) {
+void Tokenizer::State::set_bytes(Token id, std::string_view spelling) {
   const auto index = static_cast<std::size_t>(id);
-  bytes[index] = decoder.bytes(written);
-  is_fallback_byte[index] = decoder.fallback_byte(written).has_value();
+  bytes[index] = decoder.bytes(spelling);
+  is_fallback_byte[index] = decoder.fallback_byte(spelling).has_value();
 }
 
 Status Tokenizer::State::set_tokens(const std::vector<AddedToken>& added_tokens) {
-  const std::vector<std::string>& written = pairs.written();
-  std::size_t size = written.size();
+  const std::vector<std::string>& spellings = pairs.spellings();
+  std::size_t size = spellings.size();
   for (const AddedToken& token : added_tokens) size = std::max(size, static_cast<std::size_t>(token.id) + 1);
   bytes.resize(size);
   is_special.resize(size);
   is_added.resize(size);
   is_fallback_byte.resize(size);
-  for (std::size_t id = 0; id < written.size(); ++id)
-    if (!written[id].empty()) set_bytes(static_cast<Token>(id), written[id]);
+  for (std::size_t id = 0; id < spellings.size(); ++id)
+    if (!spellings[id].empty()) set_bytes(static_cast<Token>(id), spellings[id]);
   for (const AddedToken& token : added_tokens) {
     const auto index = static_cast<std::size_t>(token.id);
-    const std::string_view known = index < written.size() ? std::string_view(written[index]) : "";
-    if ((is_added[index] && bytes[index] != decoder.bytes(token.content)) || (!known.empty() && known != token.content))
+    const std::string_view ordinary = index < spellings.size() ? std::string_view(spellings[index]) : "";
+    if ((is_added[index] && bytes[index] != decoder.bytes(token.content)) ||
+        (!ordinary.empty() && ordinary != token.content))
       return invalid("'added_tokens': id {} is used by two tokens, {} and {}", token.id,
-                     short_dump(known.empty() ? bytes[index] : std::string(known)), short_dump(token.content));
+                     short_dump(ordinary.empty() ? bytes[index] : std::string(ordinary)), short_dump(token.content));
     std::string pattern = token.content;
     if (token.is_normalized) {
       ECHO_ASSIGN(pattern, normalizer.apply(token.content, /*prepends=*/true));
@@ -118,7 +121,8 @@ Status Tokenizer::State::read_post_processor(const Json& step, bool in_sequence)
   const Json* single = member(step, "single");
   if (!single || !single->is_array()) return invalid("'post_processor' TemplateProcessing has no list 'single'");
   for (const Json& part : *single) {
-    if (part.is_object() && part.contains("Sequence")) return ok();  // later tokens end a text, but a prompt continues
+    // Ignores the tokens after the text: they would end it, and a prompt goes on.
+    if (part.is_object() && part.contains("Sequence")) return ok();
     const Json* special = member(part, "SpecialToken");
     const std::string* name = special ? tokenizer_json::text_member(*special, "id") : nullptr;
     const std::optional<Token> token = name ? id_of(*name) : std::nullopt;
@@ -192,7 +196,7 @@ Result<Tokenizer> Tokenizer::from_file(const std::filesystem::path& path) {
 namespace {
 
 // The tokenizer.json of a vocabulary without merges, followed by the added tokens.
-std::string without_merges(const nlohmann::ordered_json& vocab) {
+std::string tokenizer_json_without_merges(const nlohmann::ordered_json& vocab) {
   nlohmann::ordered_json added = nlohmann::ordered_json::array();
   for (const std::string_view content : {kEndOfText, kChatStart, kChatEnd}) {
     added.push_back({{"id", vocab.size() + added.size()},
@@ -240,7 +244,7 @@ Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
     }
     vocab[written] = vocab.size();
   }
-  return from_json(without_merges(vocab));
+  return from_json(tokenizer_json_without_merges(vocab));
 }
 
 Result<Tokenizer> Tokenizer::bytes() {
@@ -250,7 +254,7 @@ Result<Tokenizer> Tokenizer::bytes() {
     append_byte_level(written, static_cast<unsigned char>(byte));
     vocab[written] = vocab.size();
   }
-  return from_json(without_merges(vocab));
+  return from_json(tokenizer_json_without_merges(vocab));
 }
 
 Result<std::vector<Token>> Tokenizer::encode(std::string_view text, std::optional<Token> previous) const try {

@@ -95,15 +95,15 @@ inline float dot(const float* x, const float* y, std::int64_t count) {
 // Scratch memory of one thread's attention, kept between calls.
 inline float* scratch(int index, std::int64_t count) {
   static thread_local std::vector<float> buffers[10];
-  std::vector<float>& v = buffers[index];
-  if (std::ssize(v) < count) v.assign(static_cast<std::size_t>(count), 0.0f);
-  return v.data();
+  std::vector<float>& buffer = buffers[index];
+  if (std::ssize(buffer) < count) buffer.assign(static_cast<std::size_t>(count), 0.0f);
+  return buffer.data();
 }
 
 // Copies `tokens` rows of `dim` floats to rows of `width`, padded with zeros, and adds zero rows up to `tokens_to`.
 inline void copy_rows(const float* source, std::int64_t stride, std::int64_t tokens, std::int64_t dim,
                       std::int64_t width, std::int64_t tokens_to, float* target) {
-  for (std::int64_t t = 0; t < tokens; ++t, source += stride, target += width) {
+  for (std::int64_t token = 0; token < tokens; ++token, source += stride, target += width) {
     std::memcpy(target, source, static_cast<std::size_t>(dim) * sizeof(float));
     std::fill(target + dim, target + width, 0.0f);
   }
@@ -114,7 +114,7 @@ inline void copy_rows(const float* source, std::int64_t stride, std::int64_t tok
 inline void transpose_rows(const float* source, std::int64_t stride, std::int64_t tokens, std::int64_t dim,
                            float* target) {
   for (std::int64_t d = 0; d < dim; ++d) {
-    for (std::int64_t t = 0; t < tokens; ++t) target[d * kKeys + t] = source[t * stride + d];
+    for (std::int64_t token = 0; token < tokens; ++token) target[d * kKeys + token] = source[token * stride + d];
     std::fill(target + d * kKeys + tokens, target + (d + 1) * kKeys, 0.0f);
   }
 }
@@ -126,9 +126,10 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
                      std::int64_t out_stride, float* sums, std::int64_t sums_stride) {
   const std::int64_t group = head.group, dim = head.dim, width = whole_registers(dim);
   const std::int64_t step = tokens_at_a_time(group), rows_max = step * group;
-  const auto blocks_of = [](const Segment& s) { return (s.count + kKeys - 1) / kKeys; };
+  const auto blocks_of = [](const Segment& segment) { return (segment.count + kKeys - 1) / kKeys; };
   std::int64_t own_blocks_max = 0;  // key blocks of a segment other than the first, at most
-  for (std::int64_t s = 1; s < count; ++s) own_blocks_max = std::max(own_blocks_max, blocks_of(segments[s]));
+  for (std::int64_t segment_index = 1; segment_index < count; ++segment_index)
+    own_blocks_max = std::max(own_blocks_max, blocks_of(segments[segment_index]));
   const std::int64_t prefix_blocks = blocks_of(segments[0]);
   float* const keys = scratch(0, (prefix_blocks + own_blocks_max) * dim * kKeys);
   float* const values = scratch(1, (prefix_blocks + own_blocks_max) * kKeys * width);
@@ -137,59 +138,61 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
   float* const value_sums = scratch(4, rows_max * width);
   float* const max_scores = scratch(5, rows_max);
   float* const weight_sums = scratch(6, rows_max);
-  const auto copy_keys_values = [&](const Segment& s, std::int64_t first_block) {
-    for (std::int64_t b = 0; b < blocks_of(s); ++b) {
-      const std::int64_t first = s.begin + b * kKeys, tokens = std::min(kKeys, s.count - b * kKeys);
-      transpose_rows(head.k + first * head.stride, head.stride, tokens, dim, keys + (first_block + b) * dim * kKeys);
+  const auto copy_keys_values = [&](const Segment& segment, std::int64_t first_block) {
+    for (std::int64_t block = 0; block < blocks_of(segment); ++block) {
+      const std::int64_t first = segment.begin + block * kKeys, tokens = std::min(kKeys, segment.count - block * kKeys);
+      transpose_rows(head.k + first * head.stride, head.stride, tokens, dim,
+                     keys + (first_block + block) * dim * kKeys);
       copy_rows(head.v + first * head.stride, head.stride, tokens, dim, width, kKeys,
-                values + (first_block + b) * kKeys * width);
+                values + (first_block + block) * kKeys * width);
     }
   };
-  for (std::int64_t s = 0; s < count; ++s) {
-    const Segment& own = segments[s];
-    const std::int64_t blocks_before = s > 0 ? prefix_blocks : 0;
+  for (std::int64_t segment_index = 0; segment_index < count; ++segment_index) {
+    const Segment& own = segments[segment_index];
+    const std::int64_t blocks_before = segment_index > 0 ? prefix_blocks : 0;
     copy_keys_values(own, blocks_before);
-    for (std::int64_t t0 = 0; t0 < own.count; t0 += step) {
-      const std::int64_t tokens = std::min(step, own.count - t0), rows = tokens * group;
-      for (std::int64_t t = 0; t < tokens; ++t)
-        std::memcpy(queries + t * group * dim, head.q + (own.begin + t0 + t) * head.stride,
+    for (std::int64_t first_query = 0; first_query < own.count; first_query += step) {
+      const std::int64_t tokens = std::min(step, own.count - first_query), rows = tokens * group;
+      for (std::int64_t token = 0; token < tokens; ++token)
+        std::memcpy(queries + token * group * dim, head.q + (own.begin + first_query + token) * head.stride,
                     static_cast<std::size_t>(group * dim) * sizeof(float));
       std::fill(value_sums, value_sums + rows * width, 0.0f);
       std::fill(max_scores, max_scores + rows, -std::numeric_limits<float>::infinity());
       std::fill(weight_sums, weight_sums + rows, 0.0f);
-      const std::int64_t blocks = blocks_before + (t0 + tokens + kKeys - 1) / kKeys;
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        const bool is_own_block = b >= blocks_before;
-        const std::int64_t first = (is_own_block ? b - blocks_before : b) * kKeys;
-        const std::int64_t key_count = std::min(kKeys, (is_own_block ? t0 + tokens : segments[0].count) - first);
+      const std::int64_t blocks = blocks_before + (first_query + tokens + kKeys - 1) / kKeys;
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const bool is_own_block = block >= blocks_before;
+        const std::int64_t first = (is_own_block ? block - blocks_before : block) * kKeys;
+        const std::int64_t key_count =
+            std::min(kKeys, (is_own_block ? first_query + tokens : segments[0].count) - first);
         const std::int64_t columns = whole_registers(key_count);
-        multiply({queries, dim, 1}, rows, keys + b * dim * kKeys, kKeys, dim, columns, scores, kKeys, false);
+        multiply({queries, dim, 1}, rows, keys + block * dim * kKeys, kKeys, dim, columns, scores, kKeys, false);
         for (std::int64_t row = 0; row < rows; ++row) {
-          float* const p = scores + row * kKeys;
+          float* const row_scores = scores + row * kKeys;
           const std::int64_t visible_keys =
-              is_own_block ? std::min(key_count, t0 + row / group + 1 - first) : key_count;
+              is_own_block ? std::min(key_count, first_query + row / group + 1 - first) : key_count;
           if (visible_keys <= 0) {
-            std::fill(p, p + columns, 0.0f);
+            std::fill(row_scores, row_scores + columns, 0.0f);
             continue;
           }
-          const float max_score = std::max(max_scores[row], largest(p, visible_keys));
+          const float max_score = std::max(max_scores[row], largest(row_scores, visible_keys));
           const float rescale = max_scores[row] == max_score ? 1.0f : exponential(max_scores[row] - max_score);
-          for (std::int64_t i = 0; i < visible_keys; ++i) p[i] = exponential(p[i] - max_score);
-          std::fill(p + visible_keys, p + columns, 0.0f);
+          for (std::int64_t i = 0; i < visible_keys; ++i) row_scores[i] = exponential(row_scores[i] - max_score);
+          std::fill(row_scores + visible_keys, row_scores + columns, 0.0f);
           max_scores[row] = max_score;
-          weight_sums[row] = weight_sums[row] * rescale + sum_of(p, visible_keys);
+          weight_sums[row] = weight_sums[row] * rescale + sum_of(row_scores, visible_keys);
           if (rescale != 1.0f)
             for (std::int64_t d = 0; d < width; ++d) value_sums[row * width + d] *= rescale;
         }
-        multiply({scores, kKeys, 1}, rows, values + b * kKeys * width, width, key_count, width, value_sums, width,
+        multiply({scores, kKeys, 1}, rows, values + block * kKeys * width, width, key_count, width, value_sums, width,
                  true);
       }
       for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t token = own.begin + t0 + row / group, h = row % group;
+        const std::int64_t token = own.begin + first_query + row / group, head_index = row % group;
         const float scale = 1 / weight_sums[row];
-        float* const head_out = out + token * out_stride + h * dim;
+        float* const head_out = out + token * out_stride + head_index * dim;
         for (std::int64_t d = 0; d < dim; ++d) head_out[d] = value_sums[row * width + d] * scale;
-        sums[token * sums_stride + h] = max_scores[row] + std::log(weight_sums[row]);
+        sums[token * sums_stride + head_index] = max_scores[row] + std::log(weight_sums[row]);
       }
     }
   }
@@ -210,11 +213,12 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
   float* const value_gradients = key_gradients + kKeys * width;
   float* const scores = scratch(5, 2 * rows_max * kKeys);
   float* const slopes = scores + rows_max * kKeys;
-  const auto for_each_token = [&](const Segment& s, std::int64_t t0, std::int64_t tokens, auto&& use_token) {
-    for (std::int64_t t = 0; t < tokens; ++t) use_token(s.begin + t0 + t, t * group);
+  const auto for_each_token = [&](const Segment& segment, std::int64_t first_query, std::int64_t tokens,
+                                  auto&& use_token) {
+    for (std::int64_t token = 0; token < tokens; ++token) use_token(segment.begin + first_query + token, token * group);
   };
-  for (std::int64_t s = 0; s < count; ++s)
-    for_each_token(segments[s], 0, segments[s].count,
+  for (std::int64_t segment_index = 0; segment_index < count; ++segment_index)
+    for_each_token(segments[segment_index], 0, segments[segment_index].count,
                    [&](std::int64_t token, std::int64_t) { std::fill_n(dq + token * head.stride, group * dim, 0.0f); });
   for (std::int64_t owner_index = 0; owner_index < count; ++owner_index) {
     const Segment& owner = segments[owner_index];
@@ -227,43 +231,48 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
       std::fill_n(key_gradients, 2 * kKeys * width, 0.0f);
       // The owner attends to these keys. If it is the prefix, all segments do.
       const std::int64_t segments_end = owner_index == 0 ? count : owner_index + 1;
-      for (std::int64_t s = owner_index; s < segments_end; ++s) {
-        const bool is_owner = s == owner_index;
-        for (std::int64_t t0 = is_owner ? first : 0; t0 < segments[s].count; t0 += step) {
-          const std::int64_t tokens = std::min(step, segments[s].count - t0), rows = tokens * group;
-          for_each_token(segments[s], t0, tokens, [&](std::int64_t token, std::int64_t row) {
+      for (std::int64_t segment_index = owner_index; segment_index < segments_end; ++segment_index) {
+        const bool is_owner = segment_index == owner_index;
+        for (std::int64_t first_query = is_owner ? first : 0; first_query < segments[segment_index].count;
+             first_query += step) {
+          const std::int64_t tokens = std::min(step, segments[segment_index].count - first_query),
+                             rows = tokens * group;
+          for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
             copy_rows(head.q + token * head.stride, dim, group, dim, width, group, queries + row * width);
             copy_rows(out_gradient + token * out_stride, dim, group, dim, width, group, gradients + row * width);
             copy_rows(dq + token * head.stride, dim, group, dim, width, group, query_gradients + row * width);
           });
           multiply({queries, width, 1}, rows, transposed_keys, kKeys, dim, columns, scores, kKeys, false);
           multiply({gradients, width, 1}, rows, transposed_values, kKeys, dim, columns, slopes, kKeys, false);
-          for_each_token(segments[s], t0, tokens, [&](std::int64_t token, std::int64_t row) {
+          for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
             const std::int64_t visible_keys =
                 is_owner ? std::min(key_count, token - owner.begin + 1 - first) : key_count;
-            for (std::int64_t h = 0; h < group; ++h) {
-              float *const p = scores + (row + h) * kKeys, *const d = slopes + (row + h) * kKeys;
-              const float log_sum = sums[token * sums_stride + h];
-              const float total = dot(out + token * out_stride + h * dim, gradients + (row + h) * width, dim);
-              for (std::int64_t i = 0; i < visible_keys; ++i) p[i] = exponential(p[i] - log_sum);
-              for (std::int64_t i = 0; i < visible_keys; ++i) d[i] = p[i] * (d[i] - total);
-              std::fill(p + visible_keys, p + columns, 0.0f);
-              std::fill(d + visible_keys, d + columns, 0.0f);
+            for (std::int64_t head_index = 0; head_index < group; ++head_index) {
+              float* const row_scores = scores + (row + head_index) * kKeys;
+              float* const row_slopes = slopes + (row + head_index) * kKeys;
+              const float log_sum = sums[token * sums_stride + head_index];
+              const float total =
+                  dot(out + token * out_stride + head_index * dim, gradients + (row + head_index) * width, dim);
+              for (std::int64_t i = 0; i < visible_keys; ++i) row_scores[i] = exponential(row_scores[i] - log_sum);
+              for (std::int64_t i = 0; i < visible_keys; ++i) row_slopes[i] = row_scores[i] * (row_slopes[i] - total);
+              std::fill(row_scores + visible_keys, row_scores + columns, 0.0f);
+              std::fill(row_slopes + visible_keys, row_slopes + columns, 0.0f);
             }
           });
           multiply({scores, 1, kKeys}, key_count, gradients, width, rows, width, value_gradients, width, true);
           multiply({slopes, 1, kKeys}, key_count, queries, width, rows, width, key_gradients, width, true);
           multiply({slopes, kKeys, 1}, rows, keys, width, key_count, width, query_gradients, width, true);
-          for_each_token(segments[s], t0, tokens, [&](std::int64_t token, std::int64_t row) {
-            for (std::int64_t h = 0; h < group; ++h)
-              std::copy_n(query_gradients + (row + h) * width, dim, dq + token * head.stride + h * dim);
+          for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
+            for (std::int64_t head_index = 0; head_index < group; ++head_index)
+              std::copy_n(query_gradients + (row + head_index) * width, dim,
+                          dq + token * head.stride + head_index * dim);
           });
         }
       }
-      for (std::int64_t t = 0; t < key_count; ++t) {
-        const std::int64_t offset = (owner.begin + first + t) * head.stride;
-        std::copy_n(key_gradients + t * width, dim, dk + offset);
-        std::copy_n(value_gradients + t * width, dim, dv + offset);
+      for (std::int64_t key = 0; key < key_count; ++key) {
+        const std::int64_t offset = (owner.begin + first + key) * head.stride;
+        std::copy_n(key_gradients + key * width, dim, dk + offset);
+        std::copy_n(value_gradients + key * width, dim, dv + offset);
       }
     }
   }

@@ -18,7 +18,10 @@ Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
 }  // namespace
 
 TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& shape) {
-  const auto parameters = static_cast<double>(config.parameters());
+  // With an adapter only its weights are trained: the others have no gradients, masters and moments.
+  const auto adapter = static_cast<double>(config.adapter_parameters());
+  const auto weights = static_cast<double>(config.parameters()) + adapter;
+  const double trained = config.adapter ? adapter : weights;
   const double element_bytes = shape.bf16 ? 2 : 4;
   // Sequences are packed: the allowed number of tokens, or one longer sequence.
   const auto tokens =
@@ -41,7 +44,10 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const double kept_values = rotates_again ? q : shape.on_device ? 2 * q + 2 * kv + 2 * key_copies * q : 2 * q + 2 * kv;
   const double attention_bytes = kept_values * element_bytes + static_cast<double>(config.heads) * 4;
   const double mlp_bytes = (keeps_little ? 3 : 4) * inner * element_bytes;
-  const double layer_bytes = tokens * (norm_bytes + rotated_bytes + attention_bytes + mlp_bytes);
+  const double low_rank_bytes =
+      config.adapter ? static_cast<double>(config.adapter->rank * std::ssize(config.adapter->targets)) * element_bytes
+                     : 0;
+  const double layer_bytes = tokens * (norm_bytes + rotated_bytes + attention_bytes + mlp_bytes + low_rank_bytes);
   const double hidden_bytes = tokens * hidden * element_bytes;
 
   // The head: the logits of a part of the rows, on a CPU in bf16 a second time in fp32; and its weight's gradient, an
@@ -52,29 +58,33 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const bool has_several_parts = tokens > part_rows;
   const double logits_at_once = std::min(tokens, part_rows) * vocabulary;
   const double embedding_values = vocabulary * hidden;
+  const double trained_embedding_values = config.adapter ? 0 : embedding_values;
   const double logit_bytes = logits_at_once * (shape.on_device ? element_bytes : shape.bf16 ? 6 : 4);
   const double head_bytes =
-      3 * hidden_bytes + (has_several_parts
-                              ? std::max(logit_bytes + 4 * embedding_values, embedding_values * (shape.bf16 ? 6 : 4))
-                              : std::max(logit_bytes, (logits_at_once + embedding_values) * element_bytes));
+      3 * hidden_bytes +
+      (has_several_parts
+           ? std::max(logit_bytes + 4 * trained_embedding_values, trained_embedding_values * (shape.bf16 ? 6 : 4))
+           : std::max(logit_bytes, (logits_at_once + trained_embedding_values) * element_bytes));
   // Scoring responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
   const double scoring_bytes =
       shape.on_device ? logit_bytes : 4 * logits_at_once + (shape.bf16 ? 4 * embedding_values : 0);
-  const double update_bytes = shape.on_device ? 0
-                                              : std::min(kUpdateValues, std::max(embedding_values, inner * hidden)) *
-                                                    (shape.int8_moments ? 38 : 14);
+  const double largest_trained_values = config.adapter
+                                            ? static_cast<double>(config.adapter->rank) * std::max(inner, hidden)
+                                            : std::max(embedding_values, inner * hidden);
+  const double update_bytes =
+      shape.on_device ? 0 : std::min(kUpdateValues, largest_trained_values) * (shape.int8_moments ? 38 : 14);
   // The last moment: the embedding's gradient, plus the head's if both are one tensor; bf16 gradients are not summed
   // yet.
   const double last_bytes =
-      (config.tie_embeddings ? 2 : 1) * embedding_values * element_bytes + (shape.bf16 ? 2 * parameters : 0);
+      (config.tie_embeddings ? 2 : 1) * trained_embedding_values * element_bytes + (shape.bf16 ? 2 * trained : 0);
   // The gradients of the first layers: one layer's activations, and its gradients in transit.
-  const double waiting_bytes = config.tie_embeddings ? embedding_values * element_bytes : 0;
-  const double layer_gradient_bytes = (shape.bf16 ? 2 * (parameters - embedding_values) : 0) + waiting_bytes;
+  const double waiting_bytes = config.tie_embeddings ? trained_embedding_values * element_bytes : 0;
+  const double layer_gradient_bytes = (shape.bf16 ? 2 * (trained - trained_embedding_values) : 0) + waiting_bytes;
 
   TrainingMemory memory;
-  memory.weights = bytes(parameters * element_bytes * (shape.reference ? 2 : 1));
-  memory.gradients = bytes(4 * parameters);
-  memory.optimizer = bytes(parameters * (4 + (shape.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
+  memory.weights = bytes(weights * element_bytes * (shape.reference ? 2 : 1));
+  memory.gradients = bytes(4 * trained);
+  memory.optimizer = bytes(trained * (4 + (shape.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
   if (shape.recompute) {
     memory.activations = bytes(layers * hidden_bytes);
     memory.transient = bytes(std::max({head_bytes, last_bytes, layer_gradient_bytes + 1.25 * layer_bytes,

@@ -109,11 +109,11 @@ struct Rotated : torch::autograd::Function<Rotated> {
     auto* out_data = out.data_ptr<float>();
     const auto *cos_data = cos.data_ptr<float>(), *sin_data = sin.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
-    parallel_for_rows(tokens, all_heads * dim, [&](std::int64_t t) {
-      const std::int64_t position = t % cos.size(0) * dim;
+    parallel_for_rows(tokens, all_heads * dim, [&](std::int64_t token) {
+      const std::int64_t position = token % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h)
-        kernels().rotate(out_data + (t * all_heads + h) * dim, norms[h < heads ? 0 : 1], dim, static_cast<float>(eps),
-                         cos_data + position, sin_data + position);
+        kernels().rotate(out_data + (token * all_heads + h) * dim, norms[h < heads ? 0 : 1], dim,
+                         static_cast<float>(eps), cos_data + position, sin_data + position);
     });
     context->save_for_backward({qkv, cos, sin, q_norm, k_norm});
     context->saved_data["heads"] = heads;
@@ -127,21 +127,21 @@ struct Rotated : torch::autograd::Function<Rotated> {
     const std::int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
     const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
     const std::int64_t tokens = qkv.size(0), all_heads = heads + 2 * kv_heads, dim = qkv.size(1) / all_heads;
-    const Tensor d = gradients[0].reshape({tokens, all_heads * dim}).clone(torch::MemoryFormat::Contiguous);
+    const Tensor qkv_gradient = gradients[0].reshape({tokens, all_heads * dim}).clone(torch::MemoryFormat::Contiguous);
     const auto *x_data = qkv.data_ptr<float>(), *cos_data = cos.data_ptr<float>(),
                *sin_data = saved[2].data_ptr<float>();
-    auto* const d_data = d.data_ptr<float>();
+    auto* const gradient_data = qkv_gradient.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
-    const Tensor dw = sum_over_rows(tokens, 2 * dim, [&](std::int64_t t, float* sums) {
-      const std::int64_t position = t % cos.size(0) * dim;
+    const Tensor dw = sum_over_rows(tokens, 2 * dim, [&](std::int64_t token, float* sums) {
+      const std::int64_t position = token % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h) {
-        const std::int64_t head_offset = (t * all_heads + h) * dim, norm_index = h < heads ? 0 : 1;
+        const std::int64_t head_offset = (token * all_heads + h) * dim, norm_index = h < heads ? 0 : 1;
         training_kernels().rotate_backward(x_data + head_offset, norms[norm_index], dim, eps, cos_data + position,
-                                           sin_data + position, d_data + head_offset, sums + norm_index * dim);
+                                           sin_data + position, gradient_data + head_offset, sums + norm_index * dim);
       }
     });
     const bool has_norms = q_norm.numel() > 0;
-    return {d,
+    return {qkv_gradient,
             Tensor(),
             Tensor(),
             has_norms ? dw.narrow(0, 0, dim) : Tensor(),
@@ -207,10 +207,10 @@ struct HeadCounts {
   std::int64_t group() const { return heads / kv_heads; }
 };
 
-AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv) {
-  return {.q = qkv + kv * head_counts.group() * dim,
-          .k = qkv + (head_counts.heads + kv) * dim,
-          .v = qkv + (head_counts.heads + head_counts.kv_heads + kv) * dim,
+AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv_head) {
+  return {.q = qkv + kv_head * head_counts.group() * dim,
+          .k = qkv + (head_counts.heads + kv_head) * dim,
+          .v = qkv + (head_counts.heads + head_counts.kv_heads + kv_head) * dim,
           .stride = head_counts.all() * dim,
           .group = head_counts.group(),
           .dim = dim};
@@ -295,11 +295,11 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Families families(segments);
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
-          const std::int64_t kv = task / families.count(), family = task % families.count();
-          training_kernels().attend(head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv),
+          const std::int64_t kv_head = task / families.count(), family = task % families.count();
+          training_kernels().attend(head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head),
                                     families.segments_of(family), families.size(family),
-                                    out.data_ptr<float>() + kv * head_counts.group() * dim, heads * dim,
-                                    sums.data_ptr<float>() + kv * head_counts.group(), heads);
+                                    out.data_ptr<float>() + kv_head * head_counts.group() * dim, heads * dim,
+                                    sums.data_ptr<float>() + kv_head * head_counts.group(), heads);
         }
       });
       out = out.to(qkv.scalar_type());
@@ -317,49 +317,50 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const std::int64_t heads = qkv.size(1) - 2 * kv_heads;
     const HeadCounts head_counts{heads, kv_heads};
     const Tensor out = saved[2].view({-1, heads, dim}), slope = gradients[0].reshape(out.sizes());
-    Tensor d;
+    Tensor qkv_gradient;
     if (context->saved_data["by_products"].toBool()) {
-      d = torch::zeros(qkv.sizes(), qkv.options().dtype(torch::kFloat));
+      qkv_gradient = torch::zeros(qkv.sizes(), qkv.options().dtype(torch::kFloat));
       const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads);
       const Tensor v = qkv.narrow(1, heads + kv_heads, kv_heads);
-      const Tensor dq = d.narrow(1, 0, heads), dk = d.narrow(1, heads, kv_heads);
-      const Tensor dv = d.narrow(1, heads + kv_heads, kv_heads);
+      const Tensor dq = qkv_gradient.narrow(1, 0, heads), dk = qkv_gradient.narrow(1, heads, kv_heads);
+      const Tensor dv = qkv_gradient.narrow(1, heads + kv_heads, kv_heads);
       const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, /*keepdim=*/true);
       for_each_query_block(segments, [&](const VisibleKeys& visible) {
-        const auto rows = [&](const Tensor& t) {
-          return by_kv_head(t.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts);
+        const auto rows = [&](const Tensor& tokens) {
+          return by_kv_head(tokens.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts);
         };
-        const Tensor queries = rows(q), keys = visible.gather(k), g = rows(slope);
-        const Tensor p = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
-                             .exp_()
-                             .masked_fill_(visible.future_mask(q, head_counts.group()), 0);
-        const Tensor ds = (torch::bmm(g, visible.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
-                              .mul_(p)
-                              .to(qkv.scalar_type());
-        visible.scatter_add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
-        visible.scatter_add(dk, torch::bmm(ds.transpose(1, 2), queries));
+        const Tensor queries = rows(q), keys = visible.gather(k), slope_rows = rows(slope);
+        const Tensor weights = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
+                                   .exp_()
+                                   .masked_fill_(visible.future_mask(q, head_counts.group()), 0);
+        const Tensor score_gradients =
+            (torch::bmm(slope_rows, visible.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
+                .mul_(weights)
+                .to(qkv.scalar_type());
+        visible.scatter_add(dv, torch::bmm(weights.to(qkv.scalar_type()).transpose(1, 2), slope_rows));
+        visible.scatter_add(dk, torch::bmm(score_gradients.transpose(1, 2), queries));
         dq.narrow(0, visible.own.begin + visible.first_query, visible.count)
-            .copy_(by_token(torch::bmm(ds, keys), head_counts));
+            .copy_(by_token(torch::bmm(score_gradients, keys), head_counts));
       });
     } else {
       const Tensor qkv_fp32 = qkv.to(torch::kFloat).contiguous(), out_float = out.to(torch::kFloat),
                    dy = slope.to(torch::kFloat).contiguous();
-      d = torch::empty_like(qkv_fp32);
+      qkv_gradient = torch::empty_like(qkv_fp32);
       const Families families(segments);
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
-          const std::int64_t kv = task / families.count(), family = task % families.count(),
-                             head_offset = kv * head_counts.group() * dim;
-          float* const d_data = d.data_ptr<float>();
+          const std::int64_t kv_head = task / families.count(), family = task % families.count(),
+                             head_offset = kv_head * head_counts.group() * dim;
+          float* const gradient_data = qkv_gradient.data_ptr<float>();
           training_kernels().attend_backward(
-              head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv), families.segments_of(family),
+              head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head), families.segments_of(family),
               families.size(family), out_float.data_ptr<float>() + head_offset, dy.data_ptr<float>() + head_offset,
-              heads * dim, sums.data_ptr<float>() + kv * head_counts.group(), heads, d_data + head_offset,
-              d_data + (heads + kv) * dim, d_data + (heads + kv_heads + kv) * dim);
+              heads * dim, sums.data_ptr<float>() + kv_head * head_counts.group(), heads, gradient_data + head_offset,
+              gradient_data + (heads + kv_head) * dim, gradient_data + (heads + kv_heads + kv_head) * dim);
         }
       });
     }
-    return {d.to(qkv.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {qkv_gradient.to(qkv.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -408,12 +409,12 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& seg
 }
 #endif
 
-// sum += d^T rows, a number of its rows at a time, because a bf16 product is widened for the addition.
-void add_product_by_parts(const Tensor& sum, const Tensor& d, const Tensor& rows) {
+// sum += gradient^T rows, a number of its rows at a time, because a bf16 product is widened for the addition.
+void add_product_by_parts(const Tensor& sum, const Tensor& gradient, const Tensor& rows) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
   for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
     const std::int64_t count = std::min(count_max, sum.size(0) - begin);
-    sum.narrow(0, begin, count).add_(d.narrow(1, begin, count).t().mm(rows));
+    sum.narrow(0, begin, count).add_(gradient.narrow(1, begin, count).t().mm(rows));
   }
 }
 
@@ -454,6 +455,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     }
     context->save_for_backward({hidden, weight, targets, log_sums});
     context->saved_data["temperature"] = temperature;
+    context->saved_data["is_frozen"] = !weight.requires_grad();
     context->mark_non_differentiable({entropies});
     return {logprobs, entropies};
   }
@@ -470,16 +472,18 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     }
     const Tensor hidden_gradient = torch::empty_like(hidden);
     const bool is_single_part = rows > 0 && rows <= rows_max(weight);
+    const bool is_frozen = context->saved_data["is_frozen"].toBool();
     Tensor weight_gradient =
-        is_single_part ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over several parts
+        is_single_part || is_frozen ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over several parts
     for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
       const std::int64_t count = std::min(rows_max(weight), rows - begin);
       const Tensor part = hidden.narrow(0, begin, count);
       const Tensor slopes = gradients[0].narrow(0, begin, count).contiguous();
-      Tensor d = kept_logits.defined() ? kept_logits : logits_of(part, weight);  // replaced by its gradient below
+      Tensor gradient =
+          kept_logits.defined() ? kept_logits : logits_of(part, weight);  // the logits, then their gradient
       kept_logits = Tensor();
-      if (d.is_cpu()) {
-        auto* const logits_data = d.data_ptr<float>();
+      if (gradient.is_cpu()) {
+        auto* const logits_data = gradient.data_ptr<float>();
         parallel_for_rows(count, vocabulary, [&](std::int64_t row) {
           const std::int64_t index = begin + row;
           training_kernels().score_backward(logits_data + row * vocabulary, vocabulary,
@@ -490,19 +494,20 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       } else {
         // d log p[target] / d logit = (onehot - p) / temperature
         const Tensor scale = slopes.unsqueeze(1) / temperature;
-        d = d.div_(temperature).softmax(-1).mul_(-scale);
-        d.scatter_add_(1, targets.narrow(0, begin, count).unsqueeze(1), scale);
+        gradient = gradient.div_(temperature).softmax(-1).mul_(-scale);
+        gradient.scatter_add_(1, targets.narrow(0, begin, count).unsqueeze(1), scale);
       }
-      d = d.to(weight.scalar_type());
-      hidden_gradient.narrow(0, begin, count).copy_(d.mm(weight));
+      gradient = gradient.to(weight.scalar_type());
+      hidden_gradient.narrow(0, begin, count).copy_(gradient.mm(weight));
+      if (is_frozen) continue;
       if (is_single_part)
-        weight_gradient = d.t().mm(part);
-      else if (d.scalar_type() == torch::kFloat)
-        weight_gradient.addmm_(d.t(), part);
+        weight_gradient = gradient.t().mm(part);
+      else if (gradient.scalar_type() == torch::kFloat)
+        weight_gradient.addmm_(gradient.t(), part);
       else
-        add_product_by_parts(weight_gradient, d, part);
+        add_product_by_parts(weight_gradient, gradient, part);
     }
-    return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
+    return {hidden_gradient, is_frozen ? Tensor() : weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
   }
 };
 
@@ -521,25 +526,29 @@ Tensor joint_product(const Tensor& x, const Tensor& joint_weight, const Tensor& 
   return JointProduct::apply(x, joint_weight, q, k, v);
 }
 
-Tensor rotate(const Tensor& qkv, const Rotation& r) {
-  const std::int64_t tokens = qkv.size(0), all_heads = r.heads + 2 * r.kv_heads, rotated_heads = r.heads + r.kv_heads,
-                     dim = qkv.size(1) / all_heads;
-  const auto fp32_or_empty = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
+Tensor rotate(const Tensor& qkv, const Rotation& rotation) {
+  const std::int64_t tokens = qkv.size(0), all_heads = rotation.heads + 2 * rotation.kv_heads,
+                     rotated_heads = rotation.heads + rotation.kv_heads, dim = qkv.size(1) / all_heads;
+  const auto fp32_or_empty = [](const Tensor& weight) {
+    return weight.defined() ? weight.to(torch::kFloat) : torch::empty({0});
+  };
   if (uses_cpu_kernels(qkv))
-    return Rotated::apply(qkv, r.cos, r.sin, fp32_or_empty(r.q_norm), fp32_or_empty(r.k_norm), r.heads, r.kv_heads,
-                          r.eps);
-  if (supports_rotate_on_device(qkv, r)) return rotate_on_device(qkv, r);
+    return Rotated::apply(qkv, rotation.cos, rotation.sin, fp32_or_empty(rotation.q_norm),
+                          fp32_or_empty(rotation.k_norm), rotation.heads, rotation.kv_heads, rotation.eps);
+  if (supports_rotate_on_device(qkv, rotation)) return rotate_on_device(qkv, rotation);
   const Tensor rows = qkv.view({tokens, all_heads, dim});
   Tensor qk = rows.narrow(1, 0, rotated_heads).to(torch::kFloat);
-  if (r.q_norm.defined()) {
-    const Tensor norms = torch::cat({r.q_norm.expand({r.heads, dim}), r.k_norm.expand({r.kv_heads, dim})});
-    qk = qk * torch::rsqrt(qk.square().mean(-1, /*keepdim=*/true) + r.eps) * norms;
+  if (rotation.q_norm.defined()) {
+    const Tensor norms =
+        torch::cat({rotation.q_norm.expand({rotation.heads, dim}), rotation.k_norm.expand({rotation.kv_heads, dim})});
+    qk = qk * torch::rsqrt(qk.square().mean(-1, /*keepdim=*/true) + rotation.eps) * norms;
   }
   const auto per_token = [&](const Tensor& angles) {
     return (angles.size(0) == tokens ? angles : angles.repeat({tokens / angles.size(0), 1})).unsqueeze(1);
   };
-  qk = torch::addcmul(qk * per_token(r.cos), qk.roll(dim / 2, -1), per_token(r.sin)).to(qkv.scalar_type());
-  return torch::cat({qk, rows.narrow(1, rotated_heads, r.kv_heads)}, 1);
+  qk =
+      torch::addcmul(qk * per_token(rotation.cos), qk.roll(dim / 2, -1), per_token(rotation.sin)).to(qkv.scalar_type());
+  return torch::cat({qk, rows.narrow(1, rotated_heads, rotation.kv_heads)}, 1);
 }
 
 Tensor gated(const Tensor& gate, const Tensor& up) {

@@ -13,6 +13,7 @@
 #include "delta/raw_memory.hpp"
 #include "model/cpu_pass.hpp"
 #include "model/device_ops.hpp"
+#include "model/policy.hpp"
 #include "model/training_ops.hpp"
 
 namespace echoline::model {
@@ -64,15 +65,37 @@ Tensor product(const Tensor& x, const Tensor& weight) {
   return torch::linear(x, weight.to(x.scalar_type()));
 }
 
+// scale * B (A x)
+Tensor low_rank_product(const Tensor& x, const Transformer::Layer::LowRank& low) {
+  return product(product(x, low.a), low.b) * low.scale;
+}
+
+// As product(), with the weight's adapter.
+Tensor product(const Tensor& x, const Tensor& weight, const Transformer::Layer::LowRank& low) {
+  const Tensor y = product(x, weight);
+  return low ? y + low_rank_product(x, low) : y;
+}
+
+// The adapters' part of queries, keys and values; undefined without any.
+Tensor low_rank_qkv(const Tensor& x, const Transformer::Layer& layer) {
+  if (!layer.q_low && !layer.k_low && !layer.v_low) return {};
+  const auto part = [&](const Transformer::Layer::LowRank& low, const Tensor& weight) {
+    return low ? low_rank_product(x, low) : torch::zeros({x.size(0), weight.size(0)}, x.options().requires_grad(false));
+  };
+  return torch::cat({part(layer.q_low, layer.q), part(layer.k_low, layer.k), part(layer.v_low, layer.v)}, 1);
+}
+
 // One decoder layer on x [batch * tokens, hidden].
 Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
                  const Tensor& input) {
-  const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
+  const std::int64_t heads = config.heads, kv_heads = config.kv_heads, dim = config.head_dim;
   const auto [normed_input, residual] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
   // Queries, keys and values are one product, by kernels if these support the weights.
-  Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv)
-                   ? cpu_product(normed_input, layer.qkv)
-                   : joint_product(normed_input, layer.qkv.to(normed_input.scalar_type()), layer.q, layer.k, layer.v);
+  Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv) ? cpu_product(normed_input, layer.qkv)
+               : layer.q.requires_grad()
+                   ? joint_product(normed_input, layer.qkv.to(normed_input.scalar_type()), layer.q, layer.k, layer.v)
+                   : torch::linear(normed_input, layer.qkv.to(normed_input.scalar_type()));
+  if (const Tensor added = low_rank_qkv(normed_input, layer); added.defined()) qkv = qkv + added;
   if (layer.qkv_bias.defined()) {
     const Tensor bias =
         torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
@@ -83,24 +106,26 @@ Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index,
                           .q_norm = layer.q_norm,
                           .k_norm = layer.k_norm,
                           .heads = heads,
-                          .kv_heads = kv,
+                          .kv_heads = kv_heads,
                           .eps = config.rms_norm_eps};
   Tensor attended;
   if (!pass.attention && supports_attend_on_device(qkv, rotation)) {
     attended = attend_on_device(qkv, rotation, pass.plan);
   } else if (const Tensor rows = rotate(qkv, rotation); pass.attention) {
-    const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv, dim});
-    attended = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv),
-                                      in_batch.narrow(2, heads + kv, kv));
+    const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv_heads, dim});
+    attended = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv_heads),
+                                      in_batch.narrow(2, heads + kv_heads, kv_heads));
   } else {
-    attended = attend_packed(rows, heads, kv, pass.segments, fastest_attention(rows.device()));
+    attended = attend_packed(rows, heads, kv_heads, pass.segments, fastest_attention(rows.device()));
   }
   const auto [normed_sum, sum] =
-      norm_and_sum(residual, product(attended, layer.o), layer.post_norm, config.rms_norm_eps);
-  const Tensor inner = supports_joint_gated(normed_sum, layer.gate_up)
-                           ? joint_gated(normed_sum, layer.gate_up, layer.gate, layer.up)
-                           : gated(product(normed_sum, layer.gate), product(normed_sum, layer.up));
-  return sum + product(inner, layer.down);
+      norm_and_sum(residual, product(attended, layer.o, layer.o_low), layer.post_norm, config.rms_norm_eps);
+  const bool is_joint =
+      !layer.gate_low && !layer.up_low && layer.gate.requires_grad() && supports_joint_gated(normed_sum, layer.gate_up);
+  const Tensor inner =
+      is_joint ? joint_gated(normed_sum, layer.gate_up, layer.gate, layer.up)
+               : gated(product(normed_sum, layer.gate, layer.gate_low), product(normed_sum, layer.up, layer.up_low));
+  return sum + product(inner, layer.down, layer.down_low);
 }
 
 // A layer of which only the input is kept. The backward pass runs it again and adds the weights' gradients. The model
@@ -241,6 +266,47 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
   norm_ = add("model.norm.weight", weight_memory({hidden}, options));
   lm_head_ =
       config.tie_embeddings ? embedding_ : add("lm_head.weight", weight_memory({config.vocab_size, hidden}, options));
+  if (config.adapter) {
+    config_.adapter.reset();
+    if (const Status added = add_adapter(*config.adapter); !added) TORCH_CHECK(false, added.error().message());
+  }
+}
+
+Status Transformer::add_adapter(const AdapterConfig& adapter) {
+  ECHO_CHECK(!config_.adapter, "a model has one adapter at most");
+  ModelConfig config = config_;
+  config.adapter = adapter;
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
+  const auto options = torch::TensorOptions().device(device()).dtype(dtype());
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    Layer& layer = layers_[i];
+    const std::pair<const char*, Layer::LowRank*> places[] = {
+        {"self_attn.q_proj", &layer.q_low}, {"self_attn.k_proj", &layer.k_low}, {"self_attn.v_proj", &layer.v_low},
+        {"self_attn.o_proj", &layer.o_low}, {"mlp.gate_proj", &layer.gate_low}, {"mlp.up_proj", &layer.up_low},
+        {"mlp.down_proj", &layer.down_low}};
+    for (const auto& [name, low] : places) {
+      const std::string prefix = fmt::format("{}model.layers.{}.{}.", kAdapterPrefix, i, name);
+      low->scale = adapter.scale();
+      for (auto& [part, tensor] : {std::pair{"lora_A.weight", &low->a}, std::pair{"lora_B.weight", &low->b}}) {
+        const auto place = std::find_if(layout.begin(), layout.end(),
+                                        [&, wanted = prefix + part](const auto& t) { return t.name == wanted; });
+        if (place == layout.end()) continue;
+        *tensor = torch::empty(place->shape, options).requires_grad_(true);
+        register_path(*this, place->name, *tensor);
+      }
+    }
+  }
+  config_ = config;
+  return ok();
+}
+
+void Transformer::freeze_base() {
+  torch::NoGradGuard no_gradient;
+  for (auto& item : named_parameters()) {
+    if (is_adapter_tensor(item.key())) continue;
+    item.value().requires_grad_(false);
+    item.value().copy_(item.value().to(torch::kBFloat16));
+  }
 }
 
 Transformer::~Transformer() = default;
@@ -261,12 +327,12 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
       torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
   Tensor radians_per_position = log_frequencies.exp();
   if (config_.rope_scaling) {
-    const RopeScaling& r = *config_.rope_scaling;
-    const Tensor original_turns =
-        radians_per_position * (double(r.original_positions) / (2 * std::acos(-1.0)));  // within the original positions
+    const RopeScaling& scaling = *config_.rope_scaling;
+    const Tensor original_turns = radians_per_position * (double(scaling.original_positions) /
+                                                          (2 * std::acos(-1.0)));  // within the original positions
     const Tensor unscaled_share =
-        ((original_turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
-    radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / r.factor);
+        ((original_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
+    radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / scaling.factor);
   }
   const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
   const double scale = std::pow(double(config_.head_dim), -0.25);
@@ -323,6 +389,8 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
     x = x.to(torch::kFloat).contiguous();
     cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
   } else {
+    // A frozen embedding has no gradient, and without one libtorch would leave out the backward pass of Recomputed.
+    if (recompute_ && has_gradients && !attention && !x.requires_grad()) x = x.detach().requires_grad_(true);
     for (std::size_t i = 0; i < layers_.size(); ++i)
       x = recompute_ && has_gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
                                                     : run_layer(config_, pass, i, layers_[i], x);

@@ -60,6 +60,12 @@ class Transformer : public torch::nn::Module {
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
+  // Gives the model, which has none, an adapter, with uninitialised weights. Its products are computed on their own and
+  // never merged: W x + scale * B (A x). kInvalid for an adapter that policy_layout() refuses.
+  Status add_adapter(const AdapterConfig& adapter);
+  // From now on only the adapter has gradients. Rounds all other weights to bf16, as in a policy.
+  void freeze_base();
+
   // Saves memory for gradients at the cost of a second forward pass: keeps only each layer's input and recomputes the
   // rest.
   void recompute_layers(bool on) { recompute_ = on; }

@@ -48,7 +48,7 @@ constexpr std::pair<char32_t, char32_t> kNewerThanUnicode9[] = {
 template <std::size_t n>
 bool is_in(const std::pair<char32_t, char32_t> (&ranges)[n], char32_t character) {
   const auto* range = std::upper_bound(std::begin(ranges), std::end(ranges), character,
-                                       [](char32_t c, const auto& r) { return c < r.first; });
+                                       [](char32_t wanted, const auto& candidate) { return wanted < candidate.first; });
   return range != std::begin(ranges) && character <= std::prev(range)->second;
 }
 

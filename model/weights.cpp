@@ -73,6 +73,67 @@ Result<delta::OwnedState> export_policy(const Transformer& model) {
   return state;
 }
 
+Result<delta::SharedState> export_base(std::shared_ptr<const Transformer> model) {
+  ModelConfig base_config = model->config();
+  base_config.adapter.reset();
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(base_config));
+  const auto parameters = model->named_parameters();
+  return catch_torch_errors("export policy", [&]() -> Result<delta::SharedState> {
+    if (model->device().is_cpu() && model->dtype() == torch::kBFloat16) {
+      std::vector<std::span<std::byte>> memory;
+      for (const delta::TensorView& tensor : layout) {
+        const Tensor& weight = parameters[tensor.name];
+        memory.emplace_back(static_cast<std::byte*>(weight.data_ptr()), weight.nbytes());
+      }
+      ECHO_ASSIGN(delta::OwnedState base, delta::OwnedState::over(layout, memory, model));
+      return delta::share(std::move(base));
+    }
+    ECHO_ASSIGN(delta::OwnedState base, delta::OwnedState::empty_like(layout));
+    for (std::size_t i = 0; i < layout.size(); ++i)
+      borrow(base.mutable_bytes(i).data(), layout[i].shape, torch::kBFloat16).copy_(parameters[layout[i].name]);
+    base.seal();
+    return delta::share(std::move(base));
+  });
+}
+
+Result<delta::OwnedState> export_policy(const Transformer& model, const delta::SharedState& base) {
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(model.config()));
+  const auto parameters = model.named_parameters();
+  struct Parts {
+    delta::SharedState base;
+    delta::OwnedState adapter;
+  };
+  const auto parts = std::make_shared<Parts>();
+  parts->base = base;
+  ECHO_ASSIGN(parts->adapter, delta::OwnedState::empty_like(split_adapter(layout).adapter));
+  return catch_torch_errors("export policy", [&]() -> Result<delta::OwnedState> {
+    std::vector<std::span<std::byte>> memory;
+    for (const delta::TensorView& tensor : layout) {
+      if (is_adapter_tensor(tensor.name)) {
+        memory.push_back(parts->adapter.mutable_bytes(*parts->adapter.find(tensor.name)));
+        borrow(memory.back().data(), tensor.shape, torch::kBFloat16).copy_(parameters[tensor.name]);
+      } else {
+        const std::span<const std::byte> bytes = base->bytes(base->find(tensor.name).value());
+        memory.emplace_back(const_cast<std::byte*>(bytes.data()), bytes.size());  // a shared state does not change
+      }
+    }
+    return delta::OwnedState::over(layout, memory, parts);
+  });
+}
+
+Status init_adapter(Transformer& model, std::uint64_t seed) {
+  ModelConfig base_config = model.config();
+  base_config.adapter.reset();
+  ECHO_ASSIGN(const delta::StateView base, policy_layout(base_config));
+  ECHO_ASSIGN(const delta::OwnedState adapter, init_adapter(base, model.config().adapter.value(), seed));
+  const auto parameters = model.named_parameters();
+  return catch_torch_errors("initialise adapter", [&]() -> Status {
+    for (const delta::TensorView& tensor : adapter.view())
+      Tensor(parameters[tensor.name]).copy_(borrow(tensor.bytes.data(), tensor.shape, torch::kBFloat16));
+    return ok();
+  });
+}
+
 Status load_policy(Transformer& model, const delta::StateView& state) {
   constexpr std::string_view kOperation = "load policy";
   return catch_torch_errors(kOperation, [&]() -> Status {
@@ -82,8 +143,9 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
       std::string_view name = tensor.name;
       const bool repeated_head = name == kHead && model.config().tie_embeddings;
       if (repeated_head) name = kEmbedding;
-      const auto it = std::lower_bound(parameters.begin(), parameters.end(), name,
-                                       [](const auto& p, std::string_view n) { return p.first < n; });
+      const auto it =
+          std::lower_bound(parameters.begin(), parameters.end(), name,
+                           [](const auto& parameter, std::string_view wanted) { return parameter.first < wanted; });
       if (it == parameters.end() || it->first != name) {
         return fail(Code::kInvalid, kOperation, "tensor '{}' is unknown to a {} model of {} layers", tensor.name,
                     family_name(model.config().family), model.config().layers);

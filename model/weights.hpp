@@ -16,6 +16,15 @@ Result<delta::OwnedState> export_policy(const Transformer& model);
 // As above, into an existing state of policy_layout(), whose tensors are sealed again afterwards.
 Status export_policy(const Transformer& model, delta::OwnedState& target);
 
+// For a model whose base is frozen (Transformer::freeze_base()): the base's tensors of its policies, made once. Weights
+// in bf16 on a CPU are not copied.
+Result<delta::SharedState> export_base(std::shared_ptr<const Transformer> model);
+// As export_policy(), for such a model: only the adapter's tensors are new, the others are the memory of `base`.
+Result<delta::OwnedState> export_policy(const Transformer& model, const delta::SharedState& base);
+
+// Sets the adapter's weights to the values of init_adapter() in model/adapter.
+Status init_adapter(Transformer& model, std::uint64_t seed);
+
 // Copies a state (bf16 or fp32) into the weights in place, all or nothing: kInvalid names a tensor that is missing,
 // unknown, or of another shape or type, and the model is then unchanged. fp32 weights hold bf16 values exactly. A tied
 // model accepts a lm_head.weight that repeats the embedding.

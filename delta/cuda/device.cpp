@@ -185,16 +185,16 @@ Result<OwnedState> Device::download(const DeviceState& state) {
   return copy;
 }
 
-Status Device::download(const DeviceState& state, OwnedState& into) {
+Status Device::download(const DeviceState& state, OwnedState& target) {
   constexpr std::string_view kOperation = "download a state";
   ECHO_TRY(impl_->check_usable(state, kOperation));
-  ECHO_TRY(check_same_layout(state.tensors_, into.view(), kOperation));
+  ECHO_TRY(check_same_layout(state.tensors_, target.view(), kOperation));
   const FinishOnExit finish_on_exit(*impl_->backend);
   for (std::size_t i = 0; i < state.size(); ++i)
     if (const auto bytes = state.tensors_[i].bytes; !bytes.empty())
-      ECHO_TRY(impl_->backend->copy_out(into.mutable_bytes(i).data(), bytes.data(), bytes.size()));
+      ECHO_TRY(impl_->backend->copy_out(target.mutable_bytes(i).data(), bytes.data(), bytes.size()));
   ECHO_TRY(impl_->backend->finish());
-  into.seal();  // the content is complete, so its digest may be cached
+  target.seal();  // the content is complete, so its digest may be cached
   return ok();
 }
 

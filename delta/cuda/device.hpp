@@ -1,7 +1,9 @@
 // Weights in a CUDA device's memory: finds the elements that differ between two versions, and applies a delta in place.
 // Both give exactly the CPU's results (patch.hpp), and only changes are copied between host and device:
-//   learner: extract(prev, cur, sink); the sink writes the changes to a host copy of prev. write_delta() encodes the
-//            difference between prev's content on the host and this copy. Then copy(cur, prev).
+//   learner: the device holds prev and cur; the host holds two copies of prev, A and B
+//            1. extract(prev, cur, sink): the sink writes the changes to B, which then equals cur
+//            2. write_delta(A, B) encodes the difference
+//            3. copy(cur, prev) on the device
 //   worker:  resolve_delta() against a host copy gives the writes, apply() puts them on the device
 // Compiled in every build; without a CUDA compiler Device::open() returns an error.
 #pragma once
@@ -21,7 +23,8 @@ struct DeviceOptions {
   int ordinal = 0;
   std::uint64_t batch_bytes = 128u << 20;  // bytes of a state that extraction compares at a time
   // Size of each of extraction's buffers for changes: three in device memory and two in pinned host memory. If a
-  // batch's changes do not fit, the batch is compared again in smaller parts. At least as large as a segment needs.
+  // batch's changes do not fit, the batch is compared again in smaller parts. At least
+  // the changes of one segment (8 MiB of a tensor).
   std::uint64_t changes_bytes = 64u << 20;
   // Device memory for positions and values during apply().
   std::uint64_t apply_bytes_max = 16ull << 30;
@@ -89,6 +92,7 @@ struct ApplyStats {
 class Device {
  public:
   static Result<Device> open(const DeviceOptions& options = {});
+  // For open(), and for tests with another backend.
   Device(std::shared_ptr<DeviceBackend> backend, const DeviceOptions& options);
   Device(Device&&) noexcept;
   Device& operator=(Device&&) noexcept;
@@ -106,7 +110,7 @@ class Device {
   Result<double> copy(const DeviceState& from, DeviceState& to);
   Result<OwnedState> download(const DeviceState& state);
   // Copies into an existing state with the same tensors.
-  Status download(const DeviceState& state, OwnedState& into);
+  Status download(const DeviceState& state, OwnedState& target);
   // Returns a host state in pinned memory, which is copied several times as fast, or in ordinary memory if the system
   // grants none. Pinned memory is slow to allocate, so reuse the state. It may outlive this object.
   Result<OwnedState> pinned_like(const StateView& like);

@@ -60,8 +60,8 @@ Status BatchInFlight::compare(DeviceBackend& backend, const StateView& prev, con
                    .cur = cur[piece.tensor].bytes.data() + piece.first_byte,
                    .bytes = piece.bytes,
                    .element_bytes = static_cast<std::uint32_t>(dtype_bytes(cur[piece.tensor].dtype))};
-    for (std::uint32_t t = 0; t < tiles_of(piece); ++t)
-      tiles_.push_back(static_cast<std::uint32_t>(i) * kTilesPerSegment + t);
+    for (std::uint32_t tile = 0; tile < tiles_of(piece); ++tile)
+      tiles_.push_back(static_cast<std::uint32_t>(i) * kTilesPerSegment + tile);
   }
   const std::uint64_t tiles_bytes = tiles_.size() * sizeof(std::uint32_t);
   std::memcpy(host + tiles_offset_, tiles_.data(), tiles_bytes);
@@ -96,7 +96,7 @@ Result<std::size_t> BatchInFlight::gather(DeviceBackend& backend, const StateVie
     for (const TileResult& result : piece_results) count += result.count;
     const std::uint64_t values_offset = changes_end + positions_bytes(count);
     const std::uint64_t bytes = record_bytes(count, static_cast<unsigned>(element_bytes));
-    const auto lacked_room = [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; };
+    const auto lacked_room = [](const TileResult& result) { return result.count != 0 && result.offset == kNoRoom; };
     if (changes_end + bytes > changes_bytes_ || std::ranges::any_of(piece_results, lacked_room)) break;
     std::uint64_t changes_before = 0;
     for (const TileResult& result : piece_results) {
@@ -156,13 +156,13 @@ Result<ExtractStats> Extraction::run(const std::shared_ptr<DeviceBackend>& backe
 
   std::uint64_t batch_bytes = options.batch_bytes;
   std::span<const Piece> remaining = pieces, batch;
-  const auto compare = [&](std::size_t b) {
+  const auto compare = [&](std::size_t batch_index) {
     batch = next_batch(remaining, batch_bytes);
-    return batches_[b % 2].compare(*backend, prev, cur, batch, {records_.data(), changes_bytes});
+    return batches_[batch_index % 2].compare(*backend, prev, cur, batch, {records_.data(), changes_bytes});
   };
   ECHO_TRY(compare(0));
-  for (std::size_t b = 0; !remaining.empty(); ++b) {
-    ECHO_ASSIGN(const std::size_t gathered_pieces, batches_[b % 2].gather(*backend, cur));
+  for (std::size_t batch_index = 0; !remaining.empty(); ++batch_index) {
+    ECHO_ASSIGN(const std::size_t gathered_pieces, batches_[batch_index % 2].gather(*backend, cur));
     if (gathered_pieces < batch.size()) {  // the next batches are half as large
       ECHO_CHECK(batch.size() > 1, "no room for one piece");
       batch_bytes = 0;
@@ -170,8 +170,8 @@ Result<ExtractStats> Extraction::run(const std::shared_ptr<DeviceBackend>& backe
     }
     remaining = remaining.subspan(gathered_pieces);
     // Compares the next batch while the changes are copied and the sink processes them.
-    if (!remaining.empty()) ECHO_TRY(compare(b + 1));
-    ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*backend));
+    if (!remaining.empty()) ECHO_TRY(compare(batch_index + 1));
+    ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[batch_index % 2].collect(*backend));
     for (const ChangedPart& part : parts) stats.changed += part.positions.size();
     if (!parts.empty()) ECHO_TRY(sink(parts));
   }

@@ -43,12 +43,12 @@ inline constexpr unsigned kVectorBytes = sizeof(Vector);
 // Loads from a multiple of 16, with a hint that the data is not read again soon.
 ECHO_DEVICE Vector load_vector(const std::byte* from) {
 #if defined(__CUDA_ARCH__)
-  const ulonglong2 v = __ldcs(reinterpret_cast<const ulonglong2*>(from));
-  return {v.x, v.y};
+  const ulonglong2 vector = __ldcs(reinterpret_cast<const ulonglong2*>(from));
+  return {vector.x, vector.y};
 #else
-  Vector v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+  Vector vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
 #endif
 }
 
@@ -97,7 +97,7 @@ ECHO_DEVICE std::uint64_t record_bytes(std::uint64_t count, unsigned element_byt
   return positions_bytes(count) + (count * element_bytes + 7) / 8 * 8;
 }
 
-// Returns a mask in which bit e is set if element e of the two vectors differs.
+// Returns a mask whose bit i is set if element i of the two vectors differs.
 template <unsigned kSize>
 ECHO_DEVICE std::uint32_t differing_elements(const Vector& a, const Vector& b) {
   constexpr unsigned kElementsPerWord = 8 / kSize;
@@ -105,9 +105,10 @@ ECHO_DEVICE std::uint32_t differing_elements(const Vector& a, const Vector& b) {
   const std::uint64_t low = a.low ^ b.low, high = a.high ^ b.high;
   std::uint32_t mask = 0;
   ECHO_UNROLL
-  for (unsigned e = 0; e < kElementsPerWord; ++e) {
-    mask |= static_cast<std::uint32_t>((low >> 8 * kSize * e & kElementMask) != 0) << e;
-    mask |= static_cast<std::uint32_t>((high >> 8 * kSize * e & kElementMask) != 0) << (e + kElementsPerWord);
+  for (unsigned element = 0; element < kElementsPerWord; ++element) {
+    mask |= static_cast<std::uint32_t>((low >> 8 * kSize * element & kElementMask) != 0) << element;
+    mask |= static_cast<std::uint32_t>((high >> 8 * kSize * element & kElementMask) != 0)
+            << (element + kElementsPerWord);
   }
   return mask;
 }
@@ -159,7 +160,7 @@ ECHO_DEVICE unsigned count_of_round(std::uint64_t counts, unsigned round) {
 ECHO_DEVICE unsigned count_of_all_rounds(std::uint64_t counts) {
   unsigned sum = 0;
   ECHO_UNROLL
-  for (unsigned r = 0; r < kTileRounds; ++r) sum += count_of_round(counts, r);
+  for (unsigned round = 0; round < kTileRounds; ++round) sum += count_of_round(counts, round);
   return sum;
 }
 
@@ -196,23 +197,23 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     ExtractLocal& self = locals[thread];
     Vector old[kTileRounds];
     ECHO_UNROLL
-    for (unsigned r = 0; r < kTileRounds; ++r) {
-      const unsigned offset = tile_byte(thread, r);
+    for (unsigned round = 0; round < kTileRounds; ++round) {
+      const unsigned offset = tile_byte(thread, round);
       if (offset + kVectorBytes <= bytes_left) {
-        old[r] = load_vector(prev + offset);
-        self.cur[r] = load_vector(cur + offset);
+        old[round] = load_vector(prev + offset);
+        self.cur[round] = load_vector(cur + offset);
       } else {
         const unsigned bytes = offset < bytes_left ? bytes_left - offset : 0;
         const unsigned low_bytes = bytes < 8 ? bytes : 8;
-        old[r] = {load_bytes(prev + offset, low_bytes), load_bytes(prev + offset + 8, bytes - low_bytes)};
-        self.cur[r] = {load_bytes(cur + offset, low_bytes), load_bytes(cur + offset + 8, bytes - low_bytes)};
+        old[round] = {load_bytes(prev + offset, low_bytes), load_bytes(prev + offset + 8, bytes - low_bytes)};
+        self.cur[round] = {load_bytes(cur + offset, low_bytes), load_bytes(cur + offset + 8, bytes - low_bytes)};
       }
     }
     self.counts = 0;
     ECHO_UNROLL
-    for (unsigned r = 0; r < kTileRounds; ++r) {
-      self.mask[r] = differing_elements<kSize>(old[r], self.cur[r]);
-      self.counts |= static_cast<std::uint64_t>(count_bits(self.mask[r])) << 16 * r;
+    for (unsigned round = 0; round < kTileRounds; ++round) {
+      self.mask[round] = differing_elements<kSize>(old[round], self.cur[round]);
+      self.counts |= static_cast<std::uint64_t>(count_bits(self.mask[round])) << 16 * round;
     }
     self.warp_prefix = self.counts;
   });
@@ -227,7 +228,7 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     if (thread != 0) return;
     unsigned count = 0;
     ECHO_UNROLL
-    for (unsigned w = 0; w < kBlockWarps; ++w) count += count_of_all_rounds(shared.warp_counts[w]);
+    for (unsigned warp = 0; warp < kBlockWarps; ++warp) count += count_of_all_rounds(shared.warp_counts[warp]);
     const std::uint64_t bytes = record_bytes(count, kSize);
     std::uint64_t offset = count != 0 ? block.atomic_add(job.records_used, bytes) : 0;
     if (offset + bytes > job.records_capacity) offset = kNoRoom;
@@ -242,25 +243,25 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     unsigned count = 0;      // of the tile's changes
     unsigned rank_base = 0;  // changes of earlier warps, then also of this warp's earlier rounds
     ECHO_UNROLL
-    for (unsigned w = 0; w < kBlockWarps; ++w) {
-      const unsigned warp_count = count_of_all_rounds(shared.warp_counts[w]);
+    for (unsigned other_warp = 0; other_warp < kBlockWarps; ++other_warp) {
+      const unsigned warp_count = count_of_all_rounds(shared.warp_counts[other_warp]);
       count += warp_count;
-      rank_base += w < warp ? warp_count : 0;
+      rank_base += other_warp < warp ? warp_count : 0;
     }
     auto* positions = reinterpret_cast<std::uint32_t*>(job.records + shared.offset);
     using Element = typename ElementOf<kSize>::Type;
     auto* values = reinterpret_cast<Element*>(job.records + shared.offset + positions_bytes(count));
     const std::uint64_t earlier_counts = self.warp_prefix - self.counts;  // by round: of the warp's earlier threads
     ECHO_UNROLL
-    for (unsigned r = 0; r < kTileRounds; ++r) {
-      unsigned rank = rank_base + count_of_round(earlier_counts, r);
-      rank_base += count_of_round(shared.warp_counts[warp], r);
-      const std::uint32_t first = (first_byte + tile_byte(thread, r)) / kSize;
-      for (std::uint32_t mask = self.mask[r]; mask != 0; mask &= mask - 1, ++rank) {
-        const unsigned e = first_bit(mask);
-        const std::uint64_t word = e * kSize < 8 ? self.cur[r].low : self.cur[r].high;
-        positions[rank] = first + e;
-        values[rank] = static_cast<Element>(word >> e * kSize % 8 * 8);
+    for (unsigned round = 0; round < kTileRounds; ++round) {
+      unsigned rank = rank_base + count_of_round(earlier_counts, round);
+      rank_base += count_of_round(shared.warp_counts[warp], round);
+      const std::uint32_t first = (first_byte + tile_byte(thread, round)) / kSize;
+      for (std::uint32_t mask = self.mask[round]; mask != 0; mask &= mask - 1, ++rank) {
+        const unsigned element = first_bit(mask);
+        const std::uint64_t word = element * kSize < 8 ? self.cur[round].low : self.cur[round].high;
+        positions[rank] = first + element;
+        values[rank] = static_cast<Element>(word >> element * kSize % 8 * 8);
       }
     }
   });
@@ -370,21 +371,21 @@ ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsign
   std::uint64_t index[kSwapRounds];
   Element old[kSwapRounds], new_values[kSwapRounds];
   ECHO_UNROLL
-  for (unsigned r = 0; r < kSwapRounds; ++r) {
-    const std::uint64_t i = first + r * kBlockThreads + thread;
+  for (unsigned round = 0; round < kSwapRounds; ++round) {
+    const std::uint64_t i = first + round * kBlockThreads + thread;
     if (i >= part.count) continue;
-    index[r] = part.positions != nullptr ? part.positions[i] : i;
-    new_values[r] = values[i];
+    index[round] = part.positions != nullptr ? part.positions[i] : i;
+    new_values[round] = values[i];
   }
   ECHO_UNROLL
-  for (unsigned r = 0; r < kSwapRounds; ++r)
-    if (first + r * kBlockThreads + thread < part.count) old[r] = target[index[r]];
+  for (unsigned round = 0; round < kSwapRounds; ++round)
+    if (first + round * kBlockThreads + thread < part.count) old[round] = target[index[round]];
   ECHO_UNROLL
-  for (unsigned r = 0; r < kSwapRounds; ++r) {
-    const std::uint64_t i = first + r * kBlockThreads + thread;
+  for (unsigned round = 0; round < kSwapRounds; ++round) {
+    const std::uint64_t i = first + round * kBlockThreads + thread;
     if (i >= part.count) continue;
-    target[index[r]] = new_values[r];
-    values[i] = old[r];
+    target[index[round]] = new_values[round];
+    values[i] = old[round];
   }
 }
 
@@ -466,15 +467,15 @@ ECHO_DEVICE std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
 }
 
 // The last step of XXH3, which mixes all bits of a word.
-ECHO_DEVICE std::uint64_t avalanche(std::uint64_t h) {
-  h = (h ^ h >> 37) * 0x165667919e3779f9;
-  return h ^ h >> 32;
+ECHO_DEVICE std::uint64_t avalanche(std::uint64_t word) {
+  word = (word ^ word >> 37) * 0x165667919e3779f9;
+  return word ^ word >> 32;
 }
 
-ECHO_DEVICE std::uint64_t swap_bytes(std::uint64_t x) {
-  x = (x & 0x00ff00ff00ff00ff) << 8 | (x >> 8 & 0x00ff00ff00ff00ff);
-  x = (x & 0x0000ffff0000ffff) << 16 | (x >> 16 & 0x0000ffff0000ffff);
-  return x << 32 | x >> 32;
+ECHO_DEVICE std::uint64_t swap_bytes(std::uint64_t word) {
+  word = (word & 0x00ff00ff00ff00ff) << 8 | (word >> 8 & 0x00ff00ff00ff00ff);
+  word = (word & 0x0000ffff0000ffff) << 16 | (word >> 16 & 0x0000ffff0000ffff);
+  return word << 32 | word >> 32;
 }
 
 // Two words of the hash state.
@@ -484,9 +485,9 @@ struct Pair {
 
 // Adds the contribution of words 2p and 2p + 1 of a stripe to the same words of the state.
 ECHO_DEVICE void accumulate(Pair& sum, const Vector& data, const Pair& key) {
-  const std::uint64_t x = data.low ^ key.a, y = data.high ^ key.b;
-  sum.a += data.high + (x & 0xffffffff) * (x >> 32);
-  sum.b += data.low + (y & 0xffffffff) * (y >> 32);
+  const std::uint64_t mixed_low = data.low ^ key.a, mixed_high = data.high ^ key.b;
+  sum.a += data.high + (mixed_low & 0xffffffff) * (mixed_low >> 32);
+  sum.b += data.low + (mixed_high & 0xffffffff) * (mixed_high >> 32);
 }
 
 ECHO_DEVICE std::uint64_t scramble(std::uint64_t word, std::uint64_t key) {

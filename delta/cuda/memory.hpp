@@ -13,7 +13,8 @@ inline std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return 
 inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<DeviceBackend>& backend,
                                                    DeviceBackend::Place place, std::uint64_t bytes) {
   ECHO_ASSIGN(std::byte* const memory, backend->allocate(place, bytes));
-  return std::shared_ptr<std::byte>(memory, [backend, place](std::byte* p) { backend->release(place, p); });
+  return std::shared_ptr<std::byte>(memory,
+                                    [backend, place](std::byte* released) { backend->release(place, released); });
 }
 
 // Memory that is kept between calls. It grows by the need plus a quarter, and only while no queued work uses it.

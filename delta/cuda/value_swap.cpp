@@ -90,27 +90,27 @@ Result<SortedWrites> sorted_writes(std::span<const TensorWrite> writes, const St
     return std::pair(a->tensor, a->first_byte) < std::pair(b->tensor, b->first_byte);
   });
   for (std::size_t i = 1; i < sorted.size(); ++i) {
-    const TensorWrite &a = *sorted[i - 1], &b = *sorted[i];
-    if (a.tensor == b.tensor && b.first_byte < a.first_byte + a.byte_count)
+    const TensorWrite &before = *sorted[i - 1], &after = *sorted[i];
+    if (before.tensor == after.tensor && after.first_byte < before.first_byte + before.byte_count)
       return fail(Code::kInvalid, "apply changes",
                   "two writes to tensor '{}' overlap at byte {}; apply deltas one after the other, or folded",
-                  tensors[a.tensor].name, b.first_byte);
+                  tensors[after.tensor].name, after.first_byte);
   }
   return sorted;
 }
 
 LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known) {
   LeafFlags flags(tensors.size());
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    flags[t].assign(leaf_count(tensors[t].bytes.size()), !knows_leaves(tensors, known, t));
+  for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor)
+    flags[tensor].assign(leaf_count(tensors[tensor].bytes.size()), !knows_leaves(tensors, known, tensor));
   return flags;
 }
 
 std::vector<LeafRef> flagged_leaves(const LeafFlags& flags) {
   std::vector<LeafRef> leaves;
-  for (std::size_t t = 0; t < flags.size(); ++t)
-    for (std::size_t leaf = 0; leaf < flags[t].size(); ++leaf)
-      if (flags[t][leaf]) leaves.push_back({.tensor = t, .leaf = leaf});
+  for (std::size_t tensor = 0; tensor < flags.size(); ++tensor)
+    for (std::size_t leaf = 0; leaf < flags[tensor].size(); ++leaf)
+      if (flags[tensor][leaf]) leaves.push_back({.tensor = tensor, .leaf = leaf});
   return leaves;
 }
 
@@ -164,7 +164,7 @@ void Upload::fill(std::uint64_t begin, std::uint64_t end, std::byte* to) {
 
 Status Upload::send(const std::shared_ptr<DeviceBackend>& backend, std::byte* device, unsigned threads) {
   ECHO_TRY(memory_.reserve(backend, 2 * std::min(kHalfBytes, bytes_)));
-  Tasks tasks(threads);
+  TaskPool tasks(threads);
   unsigned half = 0;
   for (std::uint64_t begin = 0; begin < bytes_; begin += kHalfBytes, half = 1 - half) {
     const std::uint64_t end = std::min(begin + kHalfBytes, bytes_);

@@ -239,8 +239,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
                    job.sin + angle_offset);
       if (unit < group) {
         pairs.for_each(lane, [&](unsigned i, unsigned offset) {
-          queries[unit * kDim + offset] = rounded(pairs.first[i]);
-          queries[unit * kDim + offset + kHalf] = rounded(pairs.second[i]);
+          queries[unit * kDim + offset] = round_to_bf16(pairs.first[i]);
+          queries[unit * kDim + offset + kHalf] = round_to_bf16(pairs.second[i]);
         });
         return;
       }
@@ -261,9 +261,9 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     for (unsigned h = 0; h < kHeads; ++h) {
       self.max_score[h] = -INFINITY, self.sum[h] = 0;
       ECHO_UNROLL
-      for (unsigned d = 0; d < kVectorCount; ++d) {
-        self.q[h][d] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + d] : 0;
-        self.value_sums[h][d] = 0;
+      for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index) {
+        self.q[h][dim_index] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + dim_index] : 0;
+        self.value_sums[h][dim_index] = 0;
       }
     }
   });
@@ -281,9 +281,9 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
         for (unsigned h = 0; h < kHeads; ++h) {
           float score = 0;
           ECHO_UNROLL
-          for (unsigned w = 0; w < 4; ++w)
-            score += first_of(self.keys[i].words[w]) * self.q[h][2 * w] +
-                     second_of(self.keys[i].words[w]) * self.q[h][2 * w + 1];
+          for (unsigned word = 0; word < 4; ++word)
+            score += first_of(self.keys[i].words[word]) * self.q[h][2 * word] +
+                     second_of(self.keys[i].words[word]) * self.q[h][2 * word + 1];
           self.scores[i][h] = score;
         }
       }
@@ -309,15 +309,15 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
         self.max_score[h] = max_score;
         self.sum[h] *= rescale;
         ECHO_UNROLL
-        for (unsigned d = 0; d < kVectorCount; ++d) self.value_sums[h][d] *= rescale;
+        for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index) self.value_sums[h][dim_index] *= rescale;
         ECHO_UNROLL
         for (unsigned i = 0; i < kTeamTokens; ++i) {
-          const float p = first_token + i < end ? fast_exp(self.scores[i][h] - base) : 0;
-          self.sum[h] += p;
+          const float token_weight = first_token + i < end ? fast_exp(self.scores[i][h] - base) : 0;
+          self.sum[h] += token_weight;
           ECHO_UNROLL
-          for (unsigned w = 0; w < 4; ++w) {
-            self.value_sums[h][2 * w] += p * first_of(self.values[i].words[w]);
-            self.value_sums[h][2 * w + 1] += p * second_of(self.values[i].words[w]);
+          for (unsigned word = 0; word < 4; ++word) {
+            self.value_sums[h][2 * word] += token_weight * first_of(self.values[i].words[word]);
+            self.value_sums[h][2 * word + 1] += token_weight * second_of(self.values[i].words[word]);
           }
         }
       }
@@ -331,9 +331,9 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     ECHO_UNROLL
     for (unsigned h = 0; h < kHeads; ++h) {
       ECHO_UNROLL
-      for (unsigned d = 0; d < kVectorCount; ++d)
-        value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(lane * kVectorCount + d)] =
-            self.value_sums[h][d];
+      for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index)
+        value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(lane * kVectorCount + dim_index)] =
+            self.value_sums[h][dim_index];
       if (lane == 0) team_max_scores[team * kHeads + h] = self.max_score[h], team_sums[team * kHeads + h] = self.sum[h];
     }
   });
@@ -352,27 +352,27 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       job.partial + (static_cast<std::size_t>(row) * job.kv_heads + kv) * job.splits * kHeads * (kDim + 2);
   block.on_each_thread([&](unsigned thread) {
     for (unsigned element = thread; element < group * kDim; element += kThreads) {
-      const unsigned h = element / kDim, d = element % kDim;
+      const unsigned h = element / kDim, dim_index = element % kDim;
       float sum = 0, value = 0;
       ECHO_UNROLL
       for (unsigned team = 0; team < kTeams; ++team) {
         const float weight = team_weights[team * kHeads + h];
         sum += team_sums[team * kHeads + h] * weight;
-        value += value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(d)] * weight;
+        value += value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(dim_index)] * weight;
       }
       if (splits_used == 1) {
         out[element] = to_bf16(value / sum);
         continue;
       }
       float* const split_result = partial + (split * kHeads + h) * (kDim + 2);
-      split_result[d] = value;
-      if (d == 0) split_result[kDim] = max_score_of(h), split_result[kDim + 1] = sum;
+      split_result[dim_index] = value;
+      if (dim_index == 0) split_result[kDim] = max_score_of(h), split_result[kDim + 1] = sum;
     }
   });
   if (splits_used == 1 || !block.is_last_to_arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
   block.on_each_thread([&](unsigned thread) {
     for (unsigned element = thread; element < group * kDim; element += kThreads) {
-      const unsigned h = element / kDim, d = element % kDim;
+      const unsigned h = element / kDim, dim_index = element % kDim;
       const auto part = [&](unsigned s, unsigned i) {
         return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + i);
       };
@@ -385,7 +385,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           const bool is_used = first + i < splits_used;
           split_max_scores[i] = is_used ? part(first + i, kDim) : -INFINITY;
           split_sums[i] = is_used ? part(first + i, kDim + 1) : 0;
-          split_values[i] = is_used ? part(first + i, d) : 0;
+          split_values[i] = is_used ? part(first + i, dim_index) : 0;
         }
         float new_max_score = max_score;
         ECHO_UNROLL

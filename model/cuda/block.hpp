@@ -78,7 +78,7 @@ ECHO_DEVICE Bf16 to_bf16(float value) {
   return static_cast<Bf16>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 #endif
 }
-ECHO_DEVICE float rounded(float value) { return to_float(to_bf16(value)); }
+ECHO_DEVICE float round_to_bf16(float value) { return to_float(to_bf16(value)); }
 ECHO_DEVICE std::uint32_t pair_of(float first, float second) {
   return static_cast<std::uint32_t>(to_bf16(second)) << 16 | to_bf16(first);
 }
@@ -215,12 +215,12 @@ ECHO_DEVICE float square_sum(const Vector& v) {
 }
 
 // x * scale * weight, rounded as in rms_norm().
-ECHO_DEVICE Vector normed(const Vector& x, const Vector& weight, float scale) {
+ECHO_DEVICE Vector normalise(const Vector& x, const Vector& weight, float scale) {
   Vector out;
   ECHO_UNROLL
   for (unsigned w = 0; w < 4; ++w)
-    out.words[w] = pair_of(rounded(first_of(x.words[w]) * scale) * first_of(weight.words[w]),
-                           rounded(second_of(x.words[w]) * scale) * second_of(weight.words[w]));
+    out.words[w] = pair_of(round_to_bf16(first_of(x.words[w]) * scale) * first_of(weight.words[w]),
+                           round_to_bf16(second_of(x.words[w]) * scale) * second_of(weight.words[w]));
   return out;
 }
 
@@ -268,14 +268,14 @@ ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
     const float scale = reciprocal_root(sum / static_cast<float>(job.width) + job.eps);
     for (unsigned offset = thread * kVectorCount; offset < job.width; offset += kStep)
       store_vector(job.out + static_cast<std::size_t>(row) * job.width + offset,
-                   normed(load_vector(x + offset), load_vector(job.weight + offset), scale));
+                   normalise(load_vector(x + offset), load_vector(job.weight + offset), scale));
   });
 }
 
 // ---- silu(gate) * up ----
 
 // silu(gate) * up, rounded as in libtorch.
-ECHO_DEVICE float gated_value(float gate, float up) { return rounded(gate / (1 + fast_exp(-gate))) * up; }
+ECHO_DEVICE float gated_value(float gate, float up) { return round_to_bf16(gate / (1 + fast_exp(-gate))) * up; }
 
 struct GateJob {
   const Bf16* gate;  // [rows, stride]; only the first `width` values of a row are used

@@ -129,7 +129,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
         if (row >= job.rows) return;
         const float scale = reciprocal_root(locals[thread].square_sum / static_cast<float>(job.in) + job.eps);
         for_each_vector(thread, [&](unsigned offset, const Vector& v) {
-          store_vector(stage + row * stage_stride + offset, normed(v, load_vector(job.norm + offset), scale));
+          store_vector(stage + row * stage_stride + offset, normalise(v, load_vector(job.norm + offset), scale));
         });
       });
     }
@@ -203,10 +203,10 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
           for (unsigned part = 0; part < job.parts; ++part)
             sum += shared_sums[(((slot * job.parts + part) * kWeights + w) * kRows + row) * kTileOutputs +
                                element % kTileOutputs];
-          return rounded(sum);
+          return round_to_bf16(sum);
         };
         float value = total(0);
-        if (job.bias != nullptr) value = rounded(value + to_float(job.bias[output]));
+        if (job.bias != nullptr) value = round_to_bf16(value + to_float(job.bias[output]));
         if constexpr (kGated) value = gated_value(value, total(1));
         const std::size_t offset = static_cast<std::size_t>(row) * job.out_stride + output;
         if (job.residual != nullptr) value = to_float(job.residual[offset]) + value;

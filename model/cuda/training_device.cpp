@@ -32,6 +32,7 @@ bool is_supported(const torch::Device& device) {
   return support_by_device[index] = is_supported_here;
 }
 
+// Queues the kernel of `job` on the device of `tensor`.
 template <class Job>
 void start(const Job& job, const Tensor& tensor) {
   const c10::cuda::CUDAGuard guard(tensor.device());
@@ -49,17 +50,18 @@ void by_type(const Tensor& x, const F& f) {
 }
 
 template <class T>
-T* data(const Tensor& t) {
-  return t.defined() ? static_cast<T*>(t.data_ptr()) : nullptr;
+T* data(const Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
-float* floats(const Tensor& t) { return data<float>(t); }
+float* floats(const Tensor& tensor) { return data<float>(tensor); }
 
 void check_like(const Tensor& a, const Tensor& b) {
   TORCH_CHECK(a.is_cuda() && b.is_cuda() && a.scalar_type() == b.scalar_type(),
               "tensors of different devices or types");
 }
-void check_fp32(const Tensor& t) {
-  TORCH_CHECK(t.is_cuda() && t.scalar_type() == torch::kFloat && t.is_contiguous(), "not dense fp32 on a device");
+void check_fp32(const Tensor& tensor) {
+  TORCH_CHECK(tensor.is_cuda() && tensor.scalar_type() == torch::kFloat && tensor.is_contiguous(),
+              "not dense fp32 on a device");
 }
 
 Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
@@ -72,27 +74,27 @@ Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   return out;
 }
 
-std::int64_t parts(std::int64_t count, std::int64_t part_size) { return (count + part_size - 1) / part_size; }
+std::int64_t part_count(std::int64_t count, std::int64_t part_size) { return (count + part_size - 1) / part_size; }
 
 Tensor fp32_like(const Tensor& x, std::int64_t rows, std::int64_t width) {
   return torch::empty({rows, width}, x.options().dtype(torch::kFloat).requires_grad(false));
 }
 
 template <class T>
-RotateJob<T> rotate_job(const Tensor& qkv, const Heads& h) {
-  const std::int64_t all_heads = h.heads + 2 * h.kv_heads;
+RotateJob<T> rotate_job(const Tensor& qkv, const RotationParameters& rotation_parameters) {
+  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads;
   return {.x = data<T>(qkv),
           .out = nullptr,
-          .cos = floats(h.cos),
-          .sin = floats(h.sin),
-          .q_norm = data<T>(h.q_norm),
-          .k_norm = data<T>(h.k_norm),
+          .cos = floats(rotation_parameters.cos),
+          .sin = floats(rotation_parameters.sin),
+          .q_norm = data<T>(rotation_parameters.q_norm),
+          .k_norm = data<T>(rotation_parameters.k_norm),
           .tokens = qkv.size(0),
-          .positions = h.cos.size(0),
-          .heads = static_cast<int>(h.heads),
-          .kv_heads = static_cast<int>(h.kv_heads),
+          .positions = rotation_parameters.cos.size(0),
+          .heads = static_cast<int>(rotation_parameters.heads),
+          .kv_heads = static_cast<int>(rotation_parameters.kv_heads),
           .dim = static_cast<int>(qkv.size(1) / all_heads),
-          .eps = static_cast<float>(h.eps)};
+          .eps = static_cast<float>(rotation_parameters.eps)};
 }
 
 // The table of entries on the device, and the number of parts.
@@ -102,7 +104,7 @@ struct Table {
   const UpdateEntry* data() const { return static_cast<const UpdateEntry*>(entries.data_ptr()); }
 };
 
-Table table_of(const std::vector<Updated>& tensors) {
+Table table_of(const std::vector<TensorUpdate>& tensors) {
   Table table;
   table.count = static_cast<std::int64_t>(tensors.size());
   // Each call uses its own pinned memory, which libtorch keeps until the copy is done.
@@ -110,32 +112,34 @@ Table table_of(const std::vector<Updated>& tensors) {
   const Tensor host = torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
   auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
   torch::Device device = torch::kCPU;
-  for (const Updated& t : tensors) {
-    const Tensor& sized_tensor = t.gradient.defined() ? t.gradient : t.master;
+  for (const TensorUpdate& tensor_update : tensors) {
+    const Tensor& sized_tensor = tensor_update.gradient.defined() ? tensor_update.gradient : tensor_update.master;
     device = sized_tensor.device();
     bool is_aligned = true;
     for (const Tensor* tensor :
-         {&t.parameter, &t.master, &t.moment1, &t.moment2, &t.scale1, &t.scale2, &t.gradient, &t.fresh})
+         {&tensor_update.parameter, &tensor_update.master, &tensor_update.moment1, &tensor_update.moment2,
+          &tensor_update.scale1, &tensor_update.scale2, &tensor_update.gradient, &tensor_update.new_gradient})
       if (tensor->defined()) {
         TORCH_CHECK(tensor->is_contiguous() && tensor->device() == device,
                     "a tensor of the optimizer is not dense, or on another device");
         is_aligned &= reinterpret_cast<std::uintptr_t>(tensor->data_ptr()) % 16 == 0;
       }
-    *entry++ = {.parameter = data<void>(t.parameter),
-                .master = floats(t.master),
-                .moment1 = data<void>(t.moment1),
-                .moment2 = data<void>(t.moment2),
-                .scale1 = floats(t.scale1),
-                .scale2 = floats(t.scale2),
-                .gradient = floats(t.gradient),
-                .new_gradient = data<Bf16>(t.fresh),
+    *entry++ = {.parameter = data<void>(tensor_update.parameter),
+                .master = floats(tensor_update.master),
+                .moment1 = data<void>(tensor_update.moment1),
+                .moment2 = data<void>(tensor_update.moment2),
+                .scale1 = floats(tensor_update.scale1),
+                .scale2 = floats(tensor_update.scale2),
+                .gradient = floats(tensor_update.gradient),
+                .new_gradient = data<Bf16>(tensor_update.new_gradient),
                 .count = sized_tensor.numel(),
                 .first_part = table.parts,
-                .parameter_is_fp32 = t.parameter.defined() && t.parameter.scalar_type() == torch::kFloat,
-                .decays = t.decays,
-                .replaces = t.replaces,
+                .parameter_is_fp32 =
+                    tensor_update.parameter.defined() && tensor_update.parameter.scalar_type() == torch::kFloat,
+                .decays = tensor_update.decays,
+                .replaces = tensor_update.replaces,
                 .aligned = is_aligned};
-    table.parts += parts(sized_tensor.numel(), kUpdatePart);
+    table.parts += part_count(sized_tensor.numel(), kUpdatePart);
   }
   table.entries = host.to(device, /*non_blocking=*/true);
   return table;
@@ -152,7 +156,7 @@ bool kernels_support(const Tensor& x) {
          x.size(-1) % 8 == 0 && x.numel() > 0 && is_supported(x.device());
 }
 
-std::optional<std::uint64_t> memory_of(int index) {
+std::optional<std::uint64_t> total_memory_of(int index) {
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) return std::nullopt;
   return properties.totalGlobalMem;
@@ -192,7 +196,7 @@ std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weigh
   check_like(x, dense_slope);
   if (optional_added_slope.defined()) check_like(x, added_slope);
   const std::int64_t width = x.size(-1), rows = x.numel() / width;
-  const Tensor sums = fp32_like(x, parts(rows, kNormBackwardRows), width);
+  const Tensor sums = fp32_like(x, part_count(rows, kNormBackwardRows), width);
   by_type(x, [&](auto type) {
     using T = decltype(type);
     start(NormBackwardJob<T>{.x = data<T>(x),
@@ -209,42 +213,46 @@ std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weigh
   return {x_slope, column_sums_of(sums, dense_weight)};
 }
 
-bool supports_rotate(const Tensor& qkv, const Heads& h) {
-  const std::int64_t dim = qkv.size(1) / (h.heads + 2 * h.kv_heads);
+bool supports_rotate(const Tensor& qkv, const RotationParameters& rotation_parameters) {
+  const std::int64_t dim = qkv.size(1) / (rotation_parameters.heads + 2 * rotation_parameters.kv_heads);
   const auto fits = [&](const Tensor& norm) { return !norm.defined() || norm.scalar_type() == qkv.scalar_type(); };
-  return kernels_support(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(h.q_norm) && fits(h.k_norm) &&
-         h.q_norm.defined() == h.k_norm.defined();
+  return kernels_support(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(rotation_parameters.q_norm) &&
+         fits(rotation_parameters.k_norm) &&
+         rotation_parameters.q_norm.defined() == rotation_parameters.k_norm.defined();
 }
 
-Tensor rotate(const Tensor& input, const Heads& h) {
+Tensor rotate(const Tensor& input, const RotationParameters& rotation_parameters) {
   const Tensor qkv = input.contiguous();
-  const std::int64_t all_heads = h.heads + 2 * h.kv_heads;
-  check_fp32(h.cos);
-  check_fp32(h.sin);
+  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads;
+  check_fp32(rotation_parameters.cos);
+  check_fp32(rotation_parameters.sin);
   const Tensor out =
       torch::empty({qkv.size(0), all_heads, qkv.size(1) / all_heads}, qkv.options().requires_grad(false));
   by_type(qkv, [&](auto type) {
     using T = decltype(type);
-    RotateJob<T> job = rotate_job<T>(qkv, h);
+    RotateJob<T> job = rotate_job<T>(qkv, rotation_parameters);
     job.out = data<T>(out);
     start(job, qkv);
   });
   return out;
 }
 
-HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_slope, const Tensor& k_slope,
-                           const Tensor& v_slope, const Tensor& copies_first, const Tensor& copies) {
+HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& rotation_parameters, const Tensor& q_slope,
+                           const Tensor& k_slope, const Tensor& v_slope, const Tensor& copies_first,
+                           const Tensor& copies) {
   const Tensor qkv = input.contiguous(), slope = torch::empty_like(qkv);
-  const std::int64_t all_heads = h.heads + 2 * h.kv_heads, dim = qkv.size(1) / all_heads;
-  for (const Tensor* t : {&q_slope, &k_slope, &v_slope}) {
-    check_like(qkv, *t);
-    TORCH_CHECK(t->dim() == 3 && t->size(2) == dim && t->stride(2) == 1 && t->stride(1) == dim && t->stride(0) % 2 == 0,
+  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads,
+                     dim = qkv.size(1) / all_heads;
+  for (const Tensor* tensor : {&q_slope, &k_slope, &v_slope}) {
+    check_like(qkv, *tensor);
+    TORCH_CHECK(tensor->dim() == 3 && tensor->size(2) == dim && tensor->stride(2) == 1 && tensor->stride(1) == dim &&
+                    tensor->stride(0) % 2 == 0,
                 "slopes of heads are not dense rows");
   }
-  const Tensor sums = fp32_like(qkv, parts(qkv.size(0), kRotateBackwardTokens), 2 * dim);
+  const Tensor sums = fp32_like(qkv, part_count(qkv.size(0), kRotateBackwardTokens), 2 * dim);
   by_type(qkv, [&](auto type) {
     using T = decltype(type);
-    start(RotateBackwardJob<T>{.forward = rotate_job<T>(qkv, h),
+    start(RotateBackwardJob<T>{.forward = rotate_job<T>(qkv, rotation_parameters),
                                .q_slope = data<T>(q_slope),
                                .k_slope = data<T>(k_slope),
                                .v_slope = data<T>(v_slope),
@@ -255,12 +263,12 @@ HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_
                                .copies = data<std::int32_t>(copies),
                                .x_slope = data<T>(slope),
                                .sums = floats(sums),
-                               .repeats = static_cast<int>(k_slope.size(1) / h.kv_heads)},
+                               .repeats = static_cast<int>(k_slope.size(1) / rotation_parameters.kv_heads)},
           qkv);
   });
   HeadSlopes slopes{.qkv = slope, .q_norm = {}, .k_norm = {}};
-  if (h.q_norm.defined()) {
-    const Tensor both = column_sums_of(sums, h.q_norm);
+  if (rotation_parameters.q_norm.defined()) {
+    const Tensor both = column_sums_of(sums, rotation_parameters.q_norm);
     slopes.q_norm = both.narrow(0, 0, dim);
     slopes.k_norm = both.narrow(0, dim, dim);
   }
@@ -292,9 +300,10 @@ Tensor gather(const Tensor& source, const Tensor& rows, std::int64_t repeats) {
 namespace {
 template <class T>
 GateJob<T> gate_job(const Tensor& gate, const Tensor& up) {
-  for (const Tensor* t : {&gate, &up})
-    TORCH_CHECK(t->dim() == 2 && t->stride(1) == 1 && t->size(1) % 8 == 0 && t->stride(0) % 8 == 0 &&
-                    t->sizes() == gate.sizes() && t->stride(0) == gate.stride(0),
+  for (const Tensor* tensor : {&gate, &up})
+    TORCH_CHECK(tensor->dim() == 2 && tensor->stride(1) == 1 && tensor->size(1) % 8 == 0 &&
+                    tensor->stride(0) % 8 == 0 && tensor->sizes() == gate.sizes() &&
+                    tensor->stride(0) == gate.stride(0),
                 "gates are not rows of the same strides");
   check_like(gate, up);
   return {.gate = data<T>(gate),
@@ -355,7 +364,7 @@ ScoreJob<T> score_job(const Tensor& logits, const Tensor& targets, double temper
 
 void score(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& logprobs,
            const Tensor& entropies, const Tensor& log_sums) {
-  for (const Tensor* t : {&logprobs, &entropies, &log_sums}) check_fp32(*t);
+  for (const Tensor* tensor : {&logprobs, &entropies, &log_sums}) check_fp32(*tensor);
   by_type(logits, [&](auto type) {
     using T = decltype(type);
     ScoreJob<T> job = score_job<T>(logits, targets, temperature);
@@ -368,7 +377,7 @@ void score(const Tensor& logits, const Tensor& targets, double temperature, cons
 
 void score_backward(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& log_sums,
                     const Tensor& slopes) {
-  for (const Tensor* t : {&log_sums, &slopes}) check_fp32(*t);
+  for (const Tensor* tensor : {&log_sums, &slopes}) check_fp32(*tensor);
   by_type(logits, [&](auto type) {
     using T = decltype(type);
     ScoreJob<T> job = score_job<T>(logits, targets, temperature);
@@ -378,13 +387,13 @@ void score_backward(const Tensor& logits, const Tensor& targets, double temperat
   });
 }
 
-void add_gradients(const std::vector<Updated>& tensors) {
+void add_gradients(const std::vector<TensorUpdate>& tensors) {
   if (tensors.empty()) return;
   const Table table = table_of(tensors);
   start(AddJob{.entries = table.data(), .entry_count = table.count, .part_count = table.parts}, table.entries);
 }
 
-Tensor sum_of_squares(const std::vector<Updated>& tensors) {
+Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors) {
   const Table table = table_of(tensors);
   const Tensor sums = torch::empty({table.parts}, table.entries.options().dtype(torch::kDouble));
   start(
@@ -394,7 +403,7 @@ Tensor sum_of_squares(const std::vector<Updated>& tensors) {
   return sums.sum();
 }
 
-void update(const std::vector<Updated>& tensors, const UpdateNumbers& n, const Tensor& thresholds) {
+void update(const std::vector<TensorUpdate>& tensors, const AdamWFactors& factors, const Tensor& thresholds) {
   const Table table = table_of(tensors);
   // Scalars as libtorch passes them to its kernels: rounded to fp32 once.
   UpdateJob job{};
@@ -402,15 +411,15 @@ void update(const std::vector<Updated>& tensors, const UpdateNumbers& n, const T
   job.entry_count = table.count;
   job.part_count = table.parts;
   job.thresholds = floats(thresholds);
-  job.clip = static_cast<float>(n.clip);
-  job.beta1 = static_cast<float>(n.beta1);
-  job.one_minus_beta1 = static_cast<float>(1.0 - n.beta1);
-  job.beta2 = static_cast<float>(n.beta2);
-  job.one_minus_beta2 = static_cast<float>(1.0 - n.beta2);
-  job.inverse_correction2 = static_cast<float>(1.0 / n.correction2);
-  job.epsilon = static_cast<float>(n.epsilon);
-  job.decay_factor = static_cast<float>(1.0 - n.rate * n.weight_decay);
-  job.step_factor = static_cast<float>(-n.rate / n.correction1);
+  job.clip = static_cast<float>(factors.clip);
+  job.beta1 = static_cast<float>(factors.beta1);
+  job.one_minus_beta1 = static_cast<float>(1.0 - factors.beta1);
+  job.beta2 = static_cast<float>(factors.beta2);
+  job.one_minus_beta2 = static_cast<float>(1.0 - factors.beta2);
+  job.inverse_correction2 = static_cast<float>(1.0 / factors.correction2);
+  job.epsilon = static_cast<float>(factors.epsilon);
+  job.decay_factor = static_cast<float>(1.0 - factors.rate * factors.weight_decay);
+  job.step_factor = static_cast<float>(-factors.rate / factors.correction1);
   start(job, table.entries);
 }
 

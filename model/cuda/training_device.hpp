@@ -21,36 +21,37 @@ void use_kernels(bool enabled);
 // dimension that is a multiple of 8.
 bool kernels_support(const torch::Tensor& x);
 
-// The memory of a device in bytes; nothing if it is unknown.
-std::optional<std::uint64_t> memory_of(int index);
+// The total memory of the CUDA device `index` in bytes; nothing if it is unknown.
+std::optional<std::uint64_t> total_memory_of(int index);
 
-// x / rms(x), rounded to x's type, times the weight [width], for x [..., width]. With an `addend` like x (unless
-// undefined), uses their sum. Also returns the sum, or x.
+// x / rms(x), rounded to x's type, times the weight [width], for x [..., width]. `addend` may be undefined; otherwise
+// it is like x and is added to x first. Returns the result, and the sum or x.
 std::pair<torch::Tensor, torch::Tensor> norm(const torch::Tensor& x, const torch::Tensor& addend,
                                              const torch::Tensor& weight, double eps);
+// In names, a slope is the gradient of the loss with respect to a result of the function.
 // The gradients of x (or the sum) and of the weight. `added_slope` is added to the gradient of x, unless undefined.
 std::pair<torch::Tensor, torch::Tensor> norm_backward(const torch::Tensor& x, const torch::Tensor& weight,
                                                       const torch::Tensor& slope, const torch::Tensor& added_slope,
                                                       double eps);
 
-// Applies norm (unless undefined) and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2
-// kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]. dim: a multiple of 4, at most 256.
-struct Heads {
+struct RotationParameters {
   torch::Tensor cos, sin;        // fp32 [positions, dim]; row t has position t % positions
   torch::Tensor q_norm, k_norm;  // [dim] of qkv's type, or undefined
   std::int64_t heads, kv_heads;
   double eps;
 };
-bool supports_rotate(const torch::Tensor& qkv, const Heads& heads);
-torch::Tensor rotate(const torch::Tensor& qkv, const Heads& heads);
-// The gradients of qkv and of the norms. A slope is the gradient of a result: [rows, heads of a kind, dim], dense in
-// the last two dimensions. The keys and values of token t are in the rows copies[i], for i from copies_first[t] to
-// copies_first[t + 1] (int32); if both are undefined, in row t. They may have a multiple of kv_heads heads, as made by
-// gather().
+bool supports_rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
+// Applies norm (unless undefined) and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2
+// kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]. dim: a multiple of 4, at most 256.
+torch::Tensor rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
+// The gradients of qkv and of the norms. A slope is [rows, heads of a kind, dim], dense in the last two
+// dimensions. gather() may have copied the key and value of a token to several rows: those of token t are copies[i],
+// for i from copies_first[t] to below copies_first[t + 1] (int32), and their slopes are summed. If both are undefined,
+// it is row t. k_slope and v_slope may have a multiple of kv_heads heads, as made by gather().
 struct HeadSlopes {
   torch::Tensor qkv, q_norm, k_norm;
 };
-HeadSlopes rotate_backward(const torch::Tensor& qkv, const Heads& heads, const torch::Tensor& q_slope,
+HeadSlopes rotate_backward(const torch::Tensor& qkv, const RotationParameters& parameters, const torch::Tensor& q_slope,
                            const torch::Tensor& k_slope, const torch::Tensor& v_slope,
                            const torch::Tensor& copies_first, const torch::Tensor& copies);
 
@@ -60,7 +61,7 @@ torch::Tensor gather(const torch::Tensor& source, const torch::Tensor& rows, std
 
 // silu(gate), rounded, times up: [rows, width] each, dense except in the first dimension, with equal strides.
 torch::Tensor gate(const torch::Tensor& gate, const torch::Tensor& up);
-// Writes the gradients of both, with the strides of both.
+// Writes the gradients of gate and up to gate_slope and up_slope, which have the strides of gate and up.
 void gate_backward(const torch::Tensor& gate, const torch::Tensor& up, const torch::Tensor& slope,
                    const torch::Tensor& gate_slope, const torch::Tensor& up_slope);
 
@@ -73,26 +74,27 @@ void score_backward(const torch::Tensor& logits, const torch::Tensor& targets, d
                     const torch::Tensor& log_sums, const torch::Tensor& slopes);
 
 // A parameter with its optimizer state and gradient, all dense on the same device.
-struct Updated {
+struct TensorUpdate {
   torch::Tensor parameter;         // bf16 or fp32
   torch::Tensor master;            // fp32
   torch::Tensor moment1, moment2;  // fp32; or int8 and uint8
   torch::Tensor scale1, scale2;    // fp32, per block of 256; or undefined
   torch::Tensor gradient;          // fp32; undefined: zeros
-  torch::Tensor fresh;             // bf16, for add_gradients(): a new gradient to add to `gradient`
+  torch::Tensor new_gradient;      // bf16, for add_gradients(), which adds it to `gradient`
   bool decays = false;             // weight decay applies
-  bool replaces = false;           // for add_gradients()
+  bool replaces = false;           // for add_gradients(): `gradient` has no value yet
 };
-// gradient += fresh, or gradient = fresh if `replaces`: one kernel for all tensors.
-void add_gradients(const std::vector<Updated>& tensors);
+// gradient += new_gradient, or gradient = new_gradient if `replaces`: one kernel for all tensors.
+void add_gradients(const std::vector<TensorUpdate>& tensors);
 // The sum of squares of all gradients: an fp64 tensor of one element. Squares of 8 values are added in fp32.
-torch::Tensor sum_of_squares(const std::vector<Updated>& tensors);
-// Factors of the update; learner/training/optimizer computes them.
-struct UpdateNumbers {
+torch::Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors);
+// Factors of the update; learner/training/optimizer computes them. `clip` multiplies the gradients; correction n is
+// 1 - (beta n)^step.
+struct AdamWFactors {
   double clip, beta1, beta2, correction1, correction2, epsilon, rate, weight_decay;
 };
 // One AdamW update, bit for bit equal to the sequence of libtorch's CUDA kernels (learner/training/optimizer).
-// thresholds: fp32 [256] if moments have scales.
-void update(const std::vector<Updated>& tensors, const UpdateNumbers& numbers, const torch::Tensor& thresholds);
+// thresholds: fp32 [256], random numbers in [0, 1) for rounding 8-bit moments; undefined unless moments have scales.
+void update(const std::vector<TensorUpdate>& tensors, const AdamWFactors& factors, const torch::Tensor& thresholds);
 
 }  // namespace echoline::model::training

@@ -58,18 +58,18 @@ ECHO_TRAINING_DEVICE void for_lane_values(unsigned lane, std::int64_t begin, std
   for (unsigned i = 0; i < kLaneValues; ++i)
     if (index_of(lane, i, begin) < end) f(i);
 }
-// The lane's values as floats, padded with zeros. `packed`: all exist, at addresses that are multiples of 16 bytes, so
-// that four are loaded at once.
+// The lane's values as floats, padded with zeros. `whole_and_aligned`: all exist, at addresses that are multiples of 16
+// bytes, so that four are loaded at once.
 template <class T>
-ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
-                                    float (&values)[kLaneValues]) {
+ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t begin, std::int64_t end,
+                                    bool whole_and_aligned, float (&values)[kLaneValues]) {
   const auto as_float = [](auto value) {
     if constexpr (sizeof(value) == 2)
       return widen(value);
     else
       return static_cast<float>(value);
   };
-  if (packed) {
+  if (whole_and_aligned) {
     ECHO_TRAINING_UNROLL
     for (unsigned i = 0; i < kLaneValues; i += 4) {
       const auto four = load<T, 4>(source + index_of(lane, i, begin));
@@ -86,9 +86,9 @@ ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t
 }
 // Stores the lane's values, the inverse of load_lane(); f converts each float.
 template <class T, class F>
-ECHO_TRAINING_DEVICE void store_lane(T* target, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
-                                     const float (&values)[kLaneValues], const F& f) {
-  if (packed) {
+ECHO_TRAINING_DEVICE void store_lane(T* target, unsigned lane, std::int64_t begin, std::int64_t end,
+                                     bool whole_and_aligned, const float (&values)[kLaneValues], const F& f) {
+  if (whole_and_aligned) {
     ECHO_TRAINING_UNROLL
     for (unsigned i = 0; i < kLaneValues; i += 4) {
       Pack<T, 4> four;
@@ -122,21 +122,21 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
     const auto begin_of = [&](unsigned thread) {
       return first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
     };
-    const auto is_packed = [&](std::int64_t begin) { return entry.aligned && begin + kValueBlock <= end; };
+    const auto is_whole_and_aligned = [&](std::int64_t begin) { return entry.aligned && begin + kValueBlock <= end; };
     block.each([&](unsigned thread) {
       const std::int64_t begin = begin_of(thread);
       largest1[thread] = largest2[thread] = 0;
       if (begin >= end) return;
       const unsigned lane = thread % kWarpSize;
-      const bool packed = is_packed(begin);
+      const bool whole_and_aligned = is_whole_and_aligned(begin);
       float g[kLaneValues] = {}, master[kLaneValues];
       float(&m)[kLaneValues] = values[thread].m;
       float(&v)[kLaneValues] = values[thread].v;
-      load_lane(entry.master, lane, begin, end, packed, master);
-      if (entry.gradient) load_lane(entry.gradient, lane, begin, end, packed, g);
+      load_lane(entry.master, lane, begin, end, whole_and_aligned, master);
+      if (entry.gradient) load_lane(entry.gradient, lane, begin, end, whole_and_aligned, g);
       if (entry.scale1) {
-        load_lane(static_cast<const std::int8_t*>(entry.moment1), lane, begin, end, packed, m);
-        load_lane(static_cast<const std::uint8_t*>(entry.moment2), lane, begin, end, packed, v);
+        load_lane(static_cast<const std::int8_t*>(entry.moment1), lane, begin, end, whole_and_aligned, m);
+        load_lane(static_cast<const std::uint8_t*>(entry.moment2), lane, begin, end, whole_and_aligned, v);
         const float s1 = entry.scale1[begin / kValueBlock], s2 = entry.scale2[begin / kValueBlock];
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kLaneValues; ++i) {
@@ -145,8 +145,8 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
           v[i] = times(times(square, square), s2);
         }
       } else {
-        load_lane(static_cast<const float*>(entry.moment1), lane, begin, end, packed, m);
-        load_lane(static_cast<const float*>(entry.moment2), lane, begin, end, packed, v);
+        load_lane(static_cast<const float*>(entry.moment1), lane, begin, end, whole_and_aligned, m);
+        load_lane(static_cast<const float*>(entry.moment2), lane, begin, end, whole_and_aligned, v);
       }
       float max1 = 0, max2 = 0;
       ECHO_TRAINING_UNROLL
@@ -160,16 +160,16 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         max1 = fabsf(m[i]) > max1 ? fabsf(m[i]) : max1;
         max2 = v[i] > max2 ? v[i] : max2;
       }
-      store_lane(entry.master, lane, begin, end, packed, master, identity);
+      store_lane(entry.master, lane, begin, end, whole_and_aligned, master, identity);
       if (entry.parameter_is_fp32)
-        store_lane(static_cast<float*>(entry.parameter), lane, begin, end, packed, master,
+        store_lane(static_cast<float*>(entry.parameter), lane, begin, end, whole_and_aligned, master,
                    [](float x) { return round_to<Bf16>(x); });
       else
-        store_lane(static_cast<Bf16*>(entry.parameter), lane, begin, end, packed, master,
+        store_lane(static_cast<Bf16*>(entry.parameter), lane, begin, end, whole_and_aligned, master,
                    [](float x) { return narrow_to<Bf16>(x); });
       if (!entry.scale1) {
-        store_lane(static_cast<float*>(entry.moment1), lane, begin, end, packed, m, identity);
-        store_lane(static_cast<float*>(entry.moment2), lane, begin, end, packed, v, identity);
+        store_lane(static_cast<float*>(entry.moment1), lane, begin, end, whole_and_aligned, m, identity);
+        store_lane(static_cast<float*>(entry.moment2), lane, begin, end, whole_and_aligned, v, identity);
       }
       largest1[thread] = max1;
       largest2[thread] = max2;
@@ -201,9 +201,9 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         // A positive second moment must not become 0, because the step is divided by its root.
         v[i] = share2 > 0 && code2 < 1 ? 1.0f : code2;
       }
-      store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, is_packed(begin), m,
+      store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, is_whole_and_aligned(begin), m,
                  [](float x) { return static_cast<std::int8_t>(x); });
-      store_lane(static_cast<std::uint8_t*>(entry.moment2), lane, begin, end, is_packed(begin), v,
+      store_lane(static_cast<std::uint8_t*>(entry.moment2), lane, begin, end, is_whole_and_aligned(begin), v,
                  [](float x) { return static_cast<std::uint8_t>(x); });
     });
   }
@@ -259,13 +259,13 @@ ECHO_TRAINING_DEVICE void add_part(Block& block, const AddJob& job, std::int64_t
       const std::int64_t begin =
           first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
       if (begin >= entry.count) return;
-      const bool packed = entry.aligned && begin + kValueBlock <= entry.count;
+      const bool whole_and_aligned = entry.aligned && begin + kValueBlock <= entry.count;
       float added[kLaneValues], sum[kLaneValues] = {};
-      load_lane(entry.new_gradient, lane, begin, entry.count, packed, added);
-      if (!entry.replaces) load_lane(entry.gradient, lane, begin, entry.count, packed, sum);
+      load_lane(entry.new_gradient, lane, begin, entry.count, whole_and_aligned, added);
+      if (!entry.replaces) load_lane(entry.gradient, lane, begin, entry.count, whole_and_aligned, sum);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kLaneValues; ++i) sum[i] = entry.replaces ? added[i] : plus(sum[i], added[i]);
-      store_lane(entry.gradient, lane, begin, entry.count, packed, sum, [](float x) { return x; });
+      store_lane(entry.gradient, lane, begin, entry.count, whole_and_aligned, sum, [](float x) { return x; });
     }
   });
 }

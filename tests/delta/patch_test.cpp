@@ -450,6 +450,49 @@ TEST(Patch, EmptyStateAndUnchangedStateAreFine) {
   check_round_trip(state, state, 0);
 }
 
+// As with an adapter, whose base is the same memory in all versions.
+TEST(Patch, MemoryThatBothStatesShareIsNotRead) {
+  Random random(11);
+  OwnedState base = zeros({spec("base", DType::kBF16, {3000, 1000}), spec("small", DType::kBF16, {10})});
+  OwnedState first = zeros({spec("adapter", DType::kBF16, {100, 8})});
+  fill_random(base, random);
+  fill_random(first, random);
+  OwnedState second = copy(first.view());
+  flip_elements(second, 0.3, random);
+  const auto joined = [&](const OwnedState& adapter) {
+    StateView state = base.view();
+    state.push_back(adapter.view().front());
+    return canonical(state).value();
+  };
+  OwnedState received = copy(joined(first));
+  const Digest first_digest = *digest_state(joined(first)), second_digest = *digest_state(joined(second));
+
+  LeafDigests leaves;
+  PatchStats stats;
+  ASSERT_TRUE(encode_snapshot(joined(first), {.leaves = &leaves}, &stats));
+  EXPECT_EQ(stats.result, first_digest);
+  // An encoder that read the base now would find other bytes.
+  for (std::size_t i = 0; i < base.size(); ++i) base.mutable_bytes(i)[7] ^= std::byte{1};
+  const auto patch = encode_delta(joined(first), joined(second), {.base = stats.result, .leaves = &leaves}, &stats);
+  ASSERT_TRUE(patch) << patch.error().message();
+  EXPECT_EQ(stats.result, second_digest);
+  const Status applied = apply_delta(*patch, received);
+  ASSERT_TRUE(applied) << applied.error().message();
+  EXPECT_EQ(received.digest(), second_digest);
+  // The next delta finds the leaves of the newest state.
+  ASSERT_TRUE(encode_delta(joined(second), joined(first), {.base = stats.result, .leaves = &leaves}, &stats));
+  EXPECT_EQ(stats.result, first_digest);
+
+  // Without the digest of the base or of its leaves, all is read.
+  for (std::size_t i = 0; i < base.size(); ++i) base.mutable_bytes(i)[7] ^= std::byte{1};
+  leaves.clear();
+  ASSERT_TRUE(encode_delta(joined(first), joined(second), {.base = first_digest, .leaves = &leaves}, &stats));
+  EXPECT_EQ(stats.result, second_digest);
+  ASSERT_TRUE(encode_delta(joined(second), joined(first), {.leaves = &leaves}, &stats));
+  EXPECT_EQ(stats.result, first_digest);
+  EXPECT_EQ(stats.base, second_digest);
+}
+
 double bytes_per_change(const PatchStats& stats) {
   return static_cast<double>(stats.patch_bytes) / static_cast<double>(stats.changed);
 }

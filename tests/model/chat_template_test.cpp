@@ -140,13 +140,66 @@ TEST(ChatTemplate, LoopsAndScopes) {
       "4");
 }
 
+TEST(ChatTemplate, MacrosSeeTheirParametersAndTheOutermostVariables) {
+  const std::string macro =
+      "{% macro m(a, b='B', c=n) -%} {{ a }}{{ b }}{{ c }}{{ i is defined }}{% set x = 9 %} {%- endmacro %}{% set x = "
+      "1 "
+      "%}";
+  EXPECT_EQ(rendered(macro + "{{ m('A') }} {{ m('A', c=2) }} {{ m(b=1, a=2) }} {{ x }}"),
+            "AB3False AB2False 213False 1");
+  EXPECT_EQ(rendered(macro + "{% for i in [7] %}{{ m(i) }}{{ i }}{% endfor %}"), "7B3False7");
+  EXPECT_EQ(rendered(macro + "{{ m() }}"), "B3False");
+  EXPECT_EQ(rendered("{% macro down(k) %}{{ k }}{% if k > 0 %}{{ down(k - 1) }}{% endif %}{% endmacro %}{{ down(3) }}"),
+            "3210");
+  EXPECT_EQ(rendered("{% macro f(k) %}<{{ k }}>{% endmacro %}{% set text = f(1) ~ f(2) %}{{ text | length }}"), "6");
+  EXPECT_EQ(rendered("{% macro f() %}{% endmacro %}{{ f(1) }}"),
+            "RENDER line 1: the macro 'f' has 0 parameters, found 1 arguments");
+  EXPECT_EQ(rendered("{% macro f(k) %}{% endmacro %}{{ f(j=1) }}"),
+            "RENDER line 1: the macro 'f' has no parameter 'j'");
+}
+
+TEST(ChatTemplate, BlocksOfText) {
+  EXPECT_EQ(rendered("a{% generation %}{{ n }}{% set n = 4 %}{{ n }}{% endgeneration %}{{ n }}"), "a343");
+  EXPECT_EQ(rendered("{% for i in [1, 2] %}{% generation %}{{ i }}{% endgeneration %}{% endfor %}"), "12");
+  EXPECT_EQ(rendered("{% set x %}<{{ n }}>{% endset %}{{ x }}{{ x | length }}"), "<3>3");
+}
+
+TEST(ChatTemplate, FiltersOfLists) {
+  EXPECT_EQ(rendered("{{ messages | map(attribute='role') | join(' ') }}"), "system user assistant user");
+  EXPECT_EQ(rendered("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"), "2");
+  EXPECT_EQ(rendered("{{ messages | rejectattr('role', 'in', ['user', 'system']) | first | tojson | length > 0 }}"),
+            "True");
+  EXPECT_EQ(rendered("{{ messages | selectattr('tool_calls') | list | length }}"), "0");
+  EXPECT_EQ(rendered("{% for k, v in d | dictsort %}{{ k }}{% endfor %}"), "ab");
+  EXPECT_EQ(rendered("{{ 'uSER' | capitalize }} {{ 'a b'.capitalize() }} {{ 'aba' | replace('a', 'c') }}"),
+            "User A b cbc");
+}
+
+TEST(ChatTemplate, Ranges) {
+  EXPECT_EQ(rendered("{{ range(3) | join(',') }} {{ range(1, 3) | join(',') }} {{ range(5, 0, -2) | join(',') }}"),
+            "0,1,2 1,2 5,3,1");
+  EXPECT_EQ(rendered("{{ range(3, 0) | list | length }}"), "0");
+  EXPECT_EQ(rendered("{{ range(1, 2, 0) }}"), "RENDER line 1: the step of range() is 0");
+  EXPECT_EQ(rendered("{{ range(999999999999) }}").substr(0, 6), "RENDER");
+}
+
+TEST(ChatTemplate, TheDateIsGiven) {
+  const auto dated = [](std::string_view text, std::string_view date) {
+    return rendered(text, kTalk, true, fmt::format(R"({{"strftime_now": "{}"}})", date));
+  };
+  EXPECT_EQ(dated("{{ strftime_now('%d %b %Y, %A') }}", "2026-11-27"), "27 Nov 2026, Friday");
+  EXPECT_EQ(dated("{{ strftime_now is defined }}", "2026-11-27"), "True");
+  for (const char* wrong : {"", "27.11.2026", "2026-11-27 12:00"})
+    EXPECT_NE(dated("{{ strftime_now('%Y') }}", wrong).find("set task.chat_options"), std::string::npos) << wrong;
+}
+
 TEST(ChatTemplate, UnsupportedFeaturesAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
-      {"a\n{% macro f() %}{% endmacro %}", "PARSE line 2: the tag 'macro'"},
+      {"a\n{% call f() %}{% endcall %}", "PARSE line 2: the tag 'call'"},
       {"{{ 'x' | wordwrap }}", "the filter 'wordwrap'"},
       {"{{ 'x'.center(3) }}", "the method 'center'"},
       {"{{ 'x' is divisibleby(3) }}", "the test 'is divisibleby'"},
-      {"{{ strftime_now('%Y') }}", "the function 'strftime_now'"},
+      {"{{ strftime_now('%Y') }}", "set task.chat_options: {strftime_now: \"YYYY-MM-DD\"}"},
       {"{{ raise_exception('only ' + messages[0].role) }}", "refuses these messages: only system"},
       {"{{ missing.x }}", "cannot take '.x' of 'missing', which is undefined"},
       {"{{ 1 + 'a' }}", "cannot compute an integer + a string"},
@@ -160,7 +213,7 @@ TEST(ChatTemplate, UnsupportedFeaturesAreNamed) {
       {"{# x", "a comment is not closed"},
       {"{{ 1 < 2 < 3 }}", "comparisons in a row"},
       {"{{ 2 ** 3 }}", "'**' is not implemented"},
-      {"{% set a, b = 1, 2 %}", "only {% set NAME = VALUE %}"},
+      {"{% set a, b = 1, 2 %}", "expected {% set NAME = VALUE %}"},
       {"{% set x = 1 %}{% set x.y = 2 %}", "'x' is not a namespace"},
       {"{{ '\\ud800' }}", "malformed escape"},
       {"{{ $ }}", "unexpected character 0x24"},
@@ -199,15 +252,17 @@ TEST(ChatTemplate, NothingGrowsWithoutBound) {
   for (int i = 0; i < 10'000; ++i) blocks += "{% if 1 %}";
   EXPECT_EQ(limited(blocks), "PARSE ");
   EXPECT_EQ(limited(std::string((1 << 20) + 1, 'x')), "PARSE ");
+  EXPECT_EQ(limited("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), "RENDER");
+  EXPECT_EQ(limited("{% macro f(k) %}{{ f([k]) }}{% endmacro %}{{ f(1) }}"), "RENDER");
 }
 
 TEST(ChatTemplate, AnyBytesAreHandled) {
   Random random(1, 2);
-  const std::string pieces[] = {"{% ",    " %}",       "{{ ",    " }}",  "{#", "#}",     "if ",      "else ",
-                                "endif ", "for x in ", "endfor", "set ", "x",  "=",      "messages", "[",
-                                "]",      ":",         "(",      ")",    "|",  "tojson", ".",        "role",
-                                "'a'",    "1",         "-",      "+",    "~",  " in ",   "not ",     "namespace",
-                                "ns",     ",",         "{",      "}",    "\n", "loop",   "is "};
+  const std::string pieces[] = {
+      "{% ",  " %}",  "{{ ", " }}",      "{#",   "#}",  "if ",    "else ",    "endif ", "for x in ", "endfor",
+      "set ", "x",    "=",   "messages", "[",    "]",   ":",      "(",        ")",      "|",         "tojson",
+      ".",    "role", "'a'", "1",        "-",    "+",   "~",      " in ",     "not ",   "namespace", "ns",
+      ",",    "{",    "}",   "\n",       "loop", "is ", "macro ", "endmacro", "x()"};
   std::vector<std::string> seeds = {kThinking};
   for (int round = 0; round < 3000; ++round) {
     std::string text = round % 3 == 0 ? std::string(kThinking) : "";
