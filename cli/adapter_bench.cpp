@@ -18,7 +18,7 @@ constexpr std::string_view kOperation = "adapter bench";
 constexpr const char* kProbablyWrong = "42";
 
 struct Arguments {
-  TaskWords words;
+  TaskArguments task_args;
   std::size_t batch = 64, problems = 64;
   double time_s = 4;
   bool as_json = false;
@@ -72,22 +72,22 @@ Result<json> bench(const Arguments& args, const TaskChoice& choice) {
   if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed_problems);
   const Duration total_time = from_seconds(args.time_s);  // divided between the task and the baseline
   (void)data_plane::measure_speed(**adapter, questions, args.batch, total_time / 20, clock);  // warm-up
-  const Speed task = data_plane::measure_speed(**adapter, questions, args.batch, total_time * 3 / 4, clock);
+  const Speed task_speed = data_plane::measure_speed(**adapter, questions, args.batch, total_time * 3 / 4, clock);
   const TextComparison text_comparison;
   (void)data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 40, clock);
-  const Speed baseline = data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 4, clock);
-  if (task.failed == task.calls + task.batched)
+  const Speed baseline_speed = data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 4, clock);
+  if (task_speed.failed == task_speed.calls + task_speed.batched)
     return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
   constexpr double kDivisorMin = 1e-6;
-  json result = as_json(task);
+  json result = as_json(task_speed);
   result.update({{"schema_version", 1},
                  {"task", choice.label},
                  {"seed", choice.seed},
-                 {"batch", task.batch},
+                 {"batch", task_speed.batch},
                  {"start_seconds", start_s},
-                 {"baseline", as_json(baseline)},
-                 {"median_over_baseline", task.median_us / std::max(baseline.median_us, kDivisorMin)},
-                 {"per_s_of_baseline", task.per_s / std::max(baseline.per_s, kDivisorMin)}});
+                 {"baseline", as_json(baseline_speed)},
+                 {"median_over_baseline", task_speed.median_us / std::max(baseline_speed.median_us, kDivisorMin)},
+                 {"per_s_of_baseline", task_speed.per_s / std::max(baseline_speed.per_s, kDivisorMin)}});
   return result;
 }
 
@@ -115,7 +115,7 @@ void add_adapter_bench(Verb& adapter, int& exit_code) {
   auto* verb =
       adapter.add_verb("bench", "Measure how long a task takes for a response, and how many it grades per second");
   auto args = std::make_shared<Arguments>();
-  args->words.add_options(*verb);
+  args->task_args.add_options(*verb);
   verb->add_option("--batch", args->batch, "responses graded at a time")->range<std::size_t>(1, 65'536)->show_default();
   verb->add_option("--problems", args->problems, "number of training problems to use")
       ->range<std::size_t>(1, 65'536)
@@ -124,7 +124,7 @@ void add_adapter_bench(Verb& adapter, int& exit_code) {
   verb->add_flag("--json", args->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer("For comparison, the report also has the time of a task that only compares two texts.");
   verb->callback([args, &exit_code] {
-    const auto choice = choose_task(args->words);
+    const auto choice = choose_task(args->task_args);
     const auto result = choice ? bench(*args, *choice) : Result<json>(choice.error());
     exit_code = result ? 0 : report_error(kOperation, result.error());
     if (!result) return;

@@ -27,7 +27,7 @@ using data_plane::Finding;
 using nlohmann::json;
 
 struct Arguments {
-  TaskWords words;
+  TaskArguments task_args;
   double time_s = 20;       // about how long to test
   double patience_s = 120;  // without progress, before the task counts as hanging
   std::size_t problems = 64, batch = 64;
@@ -63,7 +63,7 @@ json as_json(const Finding& finding) {
   options.time = from_seconds(args.time_s);
   options.problems = args.problems;
   options.batch = args.batch;
-  options.doing = [pipe_end](std::string_view what, std::string_view problem, std::string_view response) {
+  options.before_call = [pipe_end](std::string_view what, std::string_view problem, std::string_view response) {
     write_line_or_exit(pipe_end, json_line({{"doing", what}, {"problem", problem}, {"response", response}}));
   };
   const SystemClock clock;
@@ -88,8 +88,8 @@ std::string describe_exit(int status) {
   return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
 }
 
-// Reads the child's lines until its report: {facts, findings, further}. If the child ends or hangs, the report names
-// the step that it was about to try.
+// Reads the child's lines until its report: {facts, findings, further}; `further` counts findings that are left out. If
+// the child ends or hangs, the report names the step that it was about to try.
 Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
   std::string received;
   json current_step = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
@@ -214,7 +214,8 @@ void print_findings(const json& message, bool wrong) {
   }
 }
 
-// Adds a note about a program that needs more than half of its deadline here, because a busy machine would end it.
+// Adds a note about a task whose program needs more than half of its deadline here. On a busy machine it could exceed
+// the deadline and be ended.
 void compare_with_deadline(const TaskChoice& choice, json& message) {
   const json options = json::parse(choice.task.options_json, nullptr, false);
   const json& facts = message.at("facts");
@@ -242,7 +243,7 @@ void compare_with_deadline(const TaskChoice& choice, json& message) {
 
 int run(const Arguments& args) {
   const auto report_failure = [&](const Error& error) { return report_error("adapter check", error); };
-  const auto choice = choose_task(args.words);
+  const auto choice = choose_task(args.task_args);
   if (!choice) return report_failure(choice.error());
   auto message = check(args, *choice);
   if (!message) return report_failure(message.error());
@@ -274,7 +275,7 @@ int run(const Arguments& args) {
 void add_adapter_check(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("check", "Try a task in the way a run uses it, and report its mistakes");
   auto args = std::make_shared<Arguments>();
-  args->words.add_options(*verb);
+  args->task_args.add_options(*verb);
   verb->add_option("--seconds", args->time_s, "approximate time of the check; a slow task is tested less thoroughly")
       ->range(0.1, 86'400.0)
       ->show_default();

@@ -16,7 +16,7 @@ namespace {
 using data_plane::AdapterKind;
 using nlohmann::json;
 
-constexpr std::size_t kWideColumns = 100;     // from this width on, meanings stand beside the facts
+constexpr std::size_t kWideColumns = 100;     // from this width on, the meaning is in a column beside the facts
 constexpr std::size_t kDefaultColumns = 120;  // without a terminal
 
 struct Arguments {
@@ -25,21 +25,26 @@ struct Arguments {
 };
 
 // The columns of the list. "varies": the task's own options or program decide.
-std::string turns_text(const AdapterKind& kind) { return !kind.turns ? "varies" : *kind.turns ? "many" : "one"; }
+std::string turns_text(const AdapterKind& kind) {
+  return !kind.many_turns ? "varies" : *kind.many_turns ? "many" : "one";
+}
 std::string repeatable_text(const AdapterKind& kind) {
   return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "varies";
 }
 std::string needs_text(const AdapterKind& kind) {
-  return kind.file && kind.sandbox ? "file, sandbox" : kind.file ? "file" : kind.sandbox ? "sandbox" : "-";
+  return kind.needs_file && kind.needs_sandbox ? "file, sandbox"
+         : kind.needs_file                     ? "file"
+         : kind.needs_sandbox                  ? "sandbox"
+                                               : "-";
 }
 
 json as_json(const AdapterKind& kind) {
   return {{"name", kind.name},
           {"meaning", kind.meaning},
-          {"turns", kind.turns ? json(*kind.turns ? "many" : "one") : json(nullptr)},
+          {"turns", kind.many_turns ? json(*kind.many_turns ? "many" : "one") : json(nullptr)},
           {"repeatable", kind.repeatable ? json(to_string(*kind.repeatable)) : json(nullptr)},
-          {"needs_file", kind.file},
-          {"needs_sandbox", kind.sandbox}};
+          {"needs_file", kind.needs_file},
+          {"needs_sandbox", kind.needs_sandbox}};
 }
 
 // The keys of run files that are options of this adapter. run_file_keys() marks them with the condition `when`.

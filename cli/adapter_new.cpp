@@ -25,7 +25,7 @@ struct Arguments {
   bool python = false, c = false, turns = false, as_json = false;
 };
 
-// {name} is replaced by the task's name in all of these texts.
+// The texts of the new files. {name} is replaced by the task's name in all of them, {limits} by the response's limits.
 constexpr std::string_view kPython =
     R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
@@ -47,9 +47,11 @@ task.run(problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
 )";
 
 constexpr std::string_view kPythonTurns =
-    R"("""{name}: a task of many turns for echoline. Try it with: echoline adapter check {name}.yaml"""
+    R"("""{name}: a task of several turns for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
+# The policy guesses a number between low and low + 9. After each guess the task answers + (the number is higher),
+# - (it is lower) or ? (no number).
 PROBLEMS = [{"prompt": f"{low}-{low + 9}=", "reference": str(low + n)} for low in range(40) for n in range(10)]
 
 
@@ -65,8 +67,8 @@ class Episode:
         text = response.strip()
         guess = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
         right = guess == self.wanted
-        told = "?" if guess is None else "+" if guess < self.wanted else "-"
-        return {"reward": 1.0 if right else 0.0, "correct": right, "done": right or self.left == 0, "observation": told}
+        hint = "?" if guess is None else "+" if guess < self.wanted else "-"
+        return {"reward": 1.0 if right else 0.0, "correct": right, "done": right or self.left == 0, "observation": hint}
 
 
 task.run(episode=Episode, problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
@@ -80,8 +82,8 @@ task:
   adapter: {adapter}
   options:
 {options}
-    # deadline: 30 s             # for an answer
-rollout: {prompts_per_step: 16, group_size: 8, response_tokens_max: {tokens}}
+    # deadline: 30 s             # for each answer of the task's process
+rollout: {prompts_per_step: 16, group_size: 8, response_tokens_max: {limits}}
 staleness: {budget: 3}
 fleet: {offers: {name}.offers.json, provider: local, step_time_expected: 1 s}
 )";
@@ -93,12 +95,13 @@ constexpr std::string_view kCOptions =
     R"(    library: {name}.so           # sent to the workers, which need the same architecture
     settings: {largest: 99}      # an argument of open_task())";
 
-// Parts of the example that differ between echoline's sources and the user's folder.
-const std::vector<std::pair<std::string, std::string>> kExampleHere = {
+// Replacements in examples/sums_task.c, which names the files of echoline's sources, for the user's folder.
+const std::vector<std::pair<std::string, std::string>> kExampleReplacements = {
     {"-I clients/c -o libsums.so examples/sums_task.c", "-o {name}.so {name}.c"},
     {"library: libsums.so", "library: {name}.so"},
     {"\"sums\"", "\"{name}\""}};
 
+// One offer: this computer as a local worker, with placeholder figures.
 constexpr std::string_view kOffers =
     R"({"schema_version": 1, "offers": [
   {"id": "here", "provider": "local", "host": "here", "gpu": "none", "gpu_count": 1, "vram_gb": 8, )"
@@ -132,12 +135,12 @@ std::vector<NewFile> files_of(const Arguments& args) {
     return with_replacements(text, {{"{options}", std::string(args.c ? kCOptions : kPythonOptions)},
                                     {"{adapter}", args.c ? "library" : "process"},
                                     {"{script}", source},
-                                    {"{tokens}", args.turns ? "32, turn_tokens_max: 4" : "6"},
+                                    {"{limits}", args.turns ? "32, turn_tokens_max: 4" : "6"},
                                     {"{name}", args.name}});
   };
   const fs::path folder = args.folder;
   const std::string example =
-      args.c ? with_replacements(kCExample, kExampleHere) : std::string(args.turns ? kPythonTurns : kPython);
+      args.c ? with_replacements(kCExample, kExampleReplacements) : std::string(args.turns ? kPythonTurns : kPython);
   std::vector<NewFile> files = {{folder / source, filled(example)},
                                 {folder / (args.name + ".yaml"), filled(kRunFile)},
                                 {folder / (args.name + ".offers.json"), std::string(kOffers)}};
@@ -157,10 +160,11 @@ Status write_new_file(const NewFile& file) {
   const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0)
     return fail(errno == EEXIST ? Code::kInvalid : Code::kIo, "", "{}: {}", file.path.string(), std::strerror(errno));
-  const bool written = ::write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
-  const int error = errno;
-  if (::close(fd) != 0 || !written) return fail(Code::kIo, "", "{}: {}", file.path.string(), std::strerror(error));
-  return ok();
+  const bool is_written = ::write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
+  const int write_errno = errno;
+  const bool is_closed = ::close(fd) == 0;
+  if (is_written && is_closed) return ok();
+  return fail(Code::kIo, "", "{}: {}", file.path.string(), std::strerror(is_written ? errno : write_errno));
 }
 
 Status create_task(const Arguments& args) {
@@ -208,7 +212,7 @@ void add_adapter_new(Verb& adapter, int& exit_code) {
   verb->add_option("name", args->name, "name of the task and its files")->required();
   verb->add_flag("--python", args->python, "write the task in Python, with echoline_task");
   verb->add_flag("--c", args->c, "write the task in C, as a shared library");
-  verb->add_flag("--turns", args->turns, "of many turns");
+  verb->add_flag("--turns", args->turns, "write a task with several turns per episode");
   verb->add_option("--dir", args->folder, "where the files go")->show_default();
   verb->add_flag("--json", args->as_json, "print the names of the files as JSON");
   verb->footer("Existing files are never replaced.");

@@ -24,9 +24,9 @@ constexpr std::string_view kOperation = "adapter play";
 constexpr std::size_t kResponseBytesMax = 4u << 20;  // TrajectoryLimits::text_max
 
 struct Arguments {
-  TaskWords words;
+  TaskArguments task_args;
   std::uint64_t problem = 0;
-  std::string ends = "line";  // what ends a response: "line", "empty" (an empty line) or "input" (its end)
+  std::string ends = "line";  // what ends a response: "line", "empty" (an empty line) or "input" (the input's end)
   bool held_out = false, reveal = false, as_json = false;
 };
 
@@ -45,7 +45,7 @@ class Transcript {
       text.remove_prefix(std::min(end + 1, text.size()));
     }
   }
-  // Prints the prompt: in a chat one message after another with its role, otherwise the text.
+  // Prints the policy's input: in a chat one message after another with its role, otherwise the text.
   void print_input(const PolicyInput& input, bool chat) const {
     if (input.messages.empty() && chat) show_heading("user");
     if (input.messages.empty() || !chat) return show(input.text);
@@ -60,7 +60,7 @@ class Transcript {
     std::fflush(out_);
   }
 
-  // Reads the next response. Absent at the end of the input; kInvalid if it is too long.
+  // Reads the next response; `ends` as in Arguments. Absent at the end of the input; kInvalid if it is too long.
   Result<std::optional<std::string>> read_response(const std::string& ends) const {
     if (is_interactive_)
       print_stderr("{}", ends == "line"    ? "> "
@@ -119,7 +119,7 @@ Result<data_plane::Problem> chosen_problem(const Arguments& args, const data_pla
 }
 
 Status play(const Arguments& args) {
-  ECHO_ASSIGN(const TaskChoice choice, choose_task(args.words));
+  ECHO_ASSIGN(const TaskChoice choice, choose_task(args.task_args));
   auto adapter_or_error = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
   if (!adapter_or_error) return as_user_error(std::move(adapter_or_error).error());
   const auto adapter = *std::move(adapter_or_error);
@@ -204,7 +204,7 @@ void add_adapter_play(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb(
       "play", "Answer a problem in the policy's place: see its prompt and the rewards of your answers");
   auto args = std::make_shared<Arguments>();
-  args->words.add_options(*verb);
+  args->task_args.add_options(*verb);
   verb->add_option("--problem", args->problem, "number of the training problem")->show_default();
   verb->add_flag("--held-out", args->held_out, "use a held-out problem instead");
   verb->add_option("--ends", args->ends,

@@ -133,8 +133,8 @@ void add_match(Verb& poker, int& exit_code) {
   auto* verb = poker.add_verb(
       "match", "Measure how much better one built-in player is: every deal is played from both positions");
   auto args = std::make_shared<MatchArguments>();
-  verb->add_option("first", args->first, "whose winnings are told")->required()->one_of(player_names());
-  verb->add_option("second", args->second, "the other one")->required()->one_of(player_names());
+  verb->add_option("first", args->first, "the player whose winnings are reported")->required()->one_of(player_names());
+  verb->add_option("second", args->second, "the opponent")->required()->one_of(player_names());
   verb->add_option("--pairs", args->pairs, "number of deals; each is played as two hands")->positive()->show_default();
   args->table.add_options(*verb, "the same seed gives the same hands");
   verb->callback([args, &exit_code] { exit_code = report_status("adapter poker match", run_match_verb(*args)); });
@@ -150,7 +150,7 @@ void add_serve(Verb& poker, int& exit_code) {
           "--player", args->player,
           "built-in player of the second seat; without it, both seats are for connecting players, in their order")
       ->one_of(player_names());
-  verb->add_option("--hands", args->hands, "of the match")->positive()->show_default();
+  verb->add_option("--hands", args->hands, "number of hands in the match")->positive()->show_default();
   verb->add_option("--patience", args->patience, "time limit for a player to connect, and for each action")
       ->show_default();
   args->table.add_options(*verb, "the same seed gives the same deals");
@@ -162,7 +162,7 @@ void add_join(Verb& poker, int& exit_code) {
       poker.add_verb("join", "Play at the table of a remote dealer (ACPC protocol 2.0.0) until the match ends");
   auto args = std::make_shared<JoinArguments>();
   verb->add_option("dealer", args->dealer, "HOST:PORT")->required();
-  verb->add_option("--player", args->player, "who plays")->one_of(player_names())->show_default();
+  verb->add_option("--player", args->player, "the player to use")->one_of(player_names())->show_default();
   verb->add_option("--patience", args->patience, "time limit for each message of the dealer")->show_default();
   args->table.add_options(*verb, "seed of the player's random choices");
   verb->callback([args, &exit_code] { exit_code = report_status("adapter poker join", join(*args)); });

@@ -58,10 +58,12 @@ int run(const Arguments& args) {
   if (!model) return report_failure(model.error());
   auto market_now = learner::run_market(*config, *model, planned->request);
   if (!market_now) return report_failure(market_now.error());
-  // A plan file does not store staleness_worst (the highest age of a rollout in training), so it is computed again. It
-  // does not depend on the length of the prompts.
+  // A plan file does not store the replay buffer's rules, so they are taken from the run file. They do not depend on
+  // the length of the prompts.
   constexpr std::uint64_t kPromptTokensUnknown = 0;
-  planned->request.staleness_worst = learner::plan_request(*config, *model, kPromptTokensUnknown).staleness_worst;
+  const provisioner::PlanRequest request = learner::plan_request(*config, *model, kPromptTokensUnknown);
+  planned->request.staleness_worst = request.staleness_worst;
+  planned->request.predict_idle = request.predict_idle;
   auto renewed = provisioner::renew_plan(*planned, market_now->offers, args.price_tolerance);
   if (!renewed) return report_failure(renewed.error());
   renewed->plan.market = std::move(market_now->market);

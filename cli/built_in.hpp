@@ -25,13 +25,14 @@ Result<BuiltInEngine> built_in_engine();
 // Loads the module and returns its file; absent with ECHOLINE_TORCH=OFF.
 Result<std::optional<std::filesystem::path>> open_built_in();
 
-// These three load the model of a folder onto "cpu", "cuda" or "cuda:N". kInvalid without libtorch.
-Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
-                              const std::vector<model::Token>& prompt, const model::Sampling& sampling);
-Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);
-Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
-                                 const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
-                                 double temperature);
+// These three load the model of a folder onto "cpu", "cuda" or "cuda:N". kInvalid without libtorch. `questions` has the
+// callbacks that take the answers. score_continuation() returns the log-probability of each token of `continuation`.
+Result<model::Generation> generate_response(const std::filesystem::path& folder, const std::string& device,
+                                            const std::vector<model::Token>& prompt, const model::Sampling& sampling);
+Status answer_questions(const std::filesystem::path& folder, const model::Questions& questions);
+Result<std::vector<float>> score_continuation(const std::filesystem::path& folder, const std::string& device,
+                                              const std::vector<model::Token>& prompt,
+                                              const std::vector<model::Token>& continuation, double temperature);
 
 // The check that `doctor` prints.
 learner::Check check_torch();

@@ -10,27 +10,28 @@ class Verb;
 
 struct Option {
   std::vector<std::string> names;  // short form first: "-o", "--output"; of a positional argument, its name
-  std::string meaning, default_value;
+  std::string help_text, default_value;
   bool positional = false, takes_value = false, required = false;
 };
 
+// A verb, or the program itself.
 struct Command {
-  std::string path;  // "delta diff"; empty for the program
-  std::string meaning, footer;
+  std::string path;  // names of the verbs that lead to it, "delta diff"; empty for the program
+  std::string help_text, footer;
   std::vector<Option> options;
   std::vector<std::string> verbs;  // names of its direct subcommands
 };
 
-// The program first, then all verbs, each before its subcommands.
+// Returns the program first, then all verbs, each before its subcommands.
 std::vector<Command> command_tree(const Verb& program);
 
 std::string bash_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 std::string zsh_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 
-// The name of a command's page, such as "echoline-delta-diff".
+// Returns the name of a command's manual page, such as "echoline-delta-diff".
 std::string man_name(const Command& command);
-// The page, written with the man macros.
+// Returns the manual page, written with the man macros. `all`: the commands of the whole program.
 std::string man_page(const Command& command, const std::vector<Command>& all, const std::string& version);
 
 }  // namespace echoline::cli

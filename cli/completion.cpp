@@ -27,13 +27,13 @@ std::vector<std::string> option_names(const Command& command, bool with_value_on
   return names;
 }
 
-// Whether its positional argument is a run.
+// Whether the command's positional argument is a run.
 bool takes_run(const Command& command) {
   return std::any_of(command.options.begin(), command.options.end(),
                      [](const Option& option) { return option.positional && option.names.front() == "run"; });
 }
 
-// The options of all verbs that take a value, except --set.
+// All verbs' options that take a value, except --set.
 std::vector<std::string> value_option_names(const std::vector<Command>& commands) {
   std::vector<std::string> names;
   for (const Command& command : commands)
@@ -42,11 +42,13 @@ std::vector<std::string> value_option_names(const std::vector<Command>& commands
   return names;
 }
 
-// A shell pattern that matches each verb's path with the verb before it: ' up'|'delta diff'.
+// Returns a shell pattern for "<verbs so far> <next word>", such as ' up'|'delta diff'. It matches if the two together
+// are the path of a verb.
 std::string verb_pattern(const std::vector<Command>& commands) {
   std::string pattern;
   for (const Command& command : commands) {
     if (command.path.empty()) continue;
+    // At the first word no verb has been seen yet, so the text begins with the space.
     const std::string path = command.path.find(' ') == std::string::npos ? " " + command.path : command.path;
     pattern += (pattern.empty() ? "" : "|") + quoted(path, "'\\''");
   }
@@ -65,10 +67,15 @@ std::string bash_completion(const std::vector<Command>& commands, const std::vec
   out += fmt::format("      {}) verb=\"${{verb:+$verb }}${{COMP_WORDS[i]}}\" ;;\n", verb_pattern(commands));
   out += "    esac\n  done\n  COMPREPLY=()\n  case \"$prev\" in\n";
   out += fmt::format(
-      "    --set)\n      compopt -o nospace 2>/dev/null\n      COMPREPLY=($(compgen -S = -W '{}' -- \"$cur\"))\n"
-      "      return ;;\n    {}) return ;;  # a value: files\n  esac\n  case \"$verb\" in\n",
+      "    --set)\n"
+      "      compopt -o nospace 2>/dev/null\n"
+      "      COMPREPLY=($(compgen -S = -W '{}' -- \"$cur\"))\n"
+      "      return ;;\n"
+      "    {}) return ;;  # a value: files\n"
+      "  esac\n"
+      "  case \"$verb\" in\n",
       fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
-  for (const Command& command : commands) {
+  for (const Command& command : commands) {  // a command takes either verbs or a run, so one list is empty
     const std::string runs = takes_run(command) ? "$(command ls runs 2>/dev/null)" : "";
     out += fmt::format("    {}) options='{}' verbs=\"{}{}\" ;;\n", quoted(command.path, ""),
                        fmt::join(option_names(command, /*with_value_only=*/false), " "), fmt::join(command.verbs, " "),
@@ -89,7 +96,7 @@ std::string bash_completion(const std::vector<Command>& commands, const std::vec
 std::string zsh_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
   std::string out =
       "#compdef echoline\n"
-      "# zsh completion for echoline: echoline completion zsh > a folder of $fpath, named _echoline\n"
+      "# zsh completion for echoline: save it as _echoline in a folder of $fpath\n"
       "_echoline() {\n"
       "  local verb='' i\n"
       "  local -a verbs options\n"
@@ -100,18 +107,19 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
   out +=
       fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
                   fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
-  const auto name_and_meaning = [](std::string name, const std::string& meaning) {
-    return quoted(name + ":" + meaning, "'\\''");
+  const auto name_and_help = [](std::string name, const std::string& help_text) {
+    return quoted(name + ":" + help_text, "'\\''");
   };
+  // In zsh's glob runs/*(N:t), N means that no match is no error, and t takes the last part of each path.
   for (const Command& command : commands) {
     std::string verbs, options;
     for (const Command& subcommand : commands)
       for (const std::string& verb : command.verbs)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
-          verbs += " " + name_and_meaning(verb, subcommand.meaning);
+          verbs += " " + name_and_help(verb, subcommand.help_text);
     for (const Option& option : command.options)
       if (!option.positional)
-        for (const std::string& name : option.names) options += " " + name_and_meaning(name, option.meaning);
+        for (const std::string& name : option.names) options += " " + name_and_help(name, option.help_text);
     out += fmt::format("    {})\n      verbs=({} )\n      options=({} )\n      {};;\n", quoted(command.path, ""), verbs,
                        options, takes_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
   }
@@ -127,7 +135,9 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
 
 std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
   std::string out = "# fish completion for echoline: echoline completion fish | source\n";
-  const auto has_seen_subcommand = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
+  const auto seen_subcommand_condition = [](const std::string& words) {
+    return "__fish_seen_subcommand_from " + words;
+  };
   for (const Command& command : commands) {
     std::string condition_words = "__fish_use_subcommand";
     if (!command.path.empty()) {
@@ -136,19 +146,19 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
       for (std::size_t start = 0; start < path.size();) {
         const std::size_t end = std::min(path.find(' ', start), path.size());
         condition_words +=
-            (condition_words.empty() ? "" : "; and ") + has_seen_subcommand(path.substr(start, end - start));
+            (condition_words.empty() ? "" : "; and ") + seen_subcommand_condition(path.substr(start, end - start));
         start = end + 1;
       }
       if (!command.verbs.empty())
         condition_words +=
-            fmt::format("; and not {}", has_seen_subcommand(fmt::format("{}", fmt::join(command.verbs, " "))));
+            fmt::format("; and not {}", seen_subcommand_condition(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
-    const std::string condition = "complete -c echoline -n " + quoted(condition_words, "\\'");
+    const std::string complete_command = "complete -c echoline -n " + quoted(condition_words, "\\'");
     for (const std::string& verb : command.verbs)
       for (const Command& subcommand : commands)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
-          out += fmt::format("{} -f -a {} -d {}\n", condition, verb, quoted(subcommand.meaning, "\\'"));
-    if (takes_run(command)) out += condition + " -a '(command ls runs 2>/dev/null)'\n";
+          out += fmt::format("{} -f -a {} -d {}\n", complete_command, verb, quoted(subcommand.help_text, "\\'"));
+    if (takes_run(command)) out += complete_command + " -a '(command ls runs 2>/dev/null)'\n";
     for (const Option& option : command.options) {
       if (option.positional) continue;
       std::string names;
@@ -156,8 +166,8 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
         names += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       std::string values;
       if (option.names.back() == "--set") values = fmt::format(" -f -a '{}='", fmt::join(run_file_keys, "= "));
-      out += fmt::format("{}{}{}{} -d {}\n", condition, names, option.takes_value ? " -r" : "", values,
-                         quoted(option.meaning, "\\'"));
+      out += fmt::format("{}{}{}{} -d {}\n", complete_command, names, option.takes_value ? " -r" : "", values,
+                         quoted(option.help_text, "\\'"));
     }
   }
   return out;

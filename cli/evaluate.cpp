@@ -31,7 +31,7 @@ struct Arguments {
   double temperature = -1;  // negative: not given
   double timeout_s = 600;
   std::int64_t tokens_max = 0;
-  std::uint64_t seed = 0;
+  std::optional<std::uint64_t> seed;
   bool as_json = false;
 };
 
@@ -205,7 +205,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
     }
     return ok();
   };
-  return ask_all(subject.policy, questions);
+  return answer_questions(subject.policy, questions);
 }
 
 // Lets a model behind a server answer all problems.
@@ -215,7 +215,7 @@ Status ask_server(const Subject& subject, const Arguments& args, const learner::
   options.url = args.url;
   options.model = args.model;
   options.chat = !subject.phrasing;
-  if (args.at_once > 0) options.at_once = args.at_once;
+  if (args.at_once > 0) options.requests_in_flight_max = args.at_once;
   options.timeout = from_seconds(args.timeout_s);
   options.tries_max = static_cast<int>(args.tries);
   ECHO_ASSIGN(options.key, read_secret("ECHOLINE_API_KEY", args.key_file));
@@ -261,7 +261,8 @@ Result<json> evaluate(const Arguments& args, Subject& subject) {
   settings.top_p = settings.temperature > 0 ? subject.config.rollout.top_p : 1;
   settings.tokens_max = args.tokens_max > 0 ? args.tokens_max : subject.config.rollout.response_tokens_max;
   settings.turn_tokens_max = subject.config.rollout.turn_tokens_max.value_or(0);
-  settings.seed = args.seed;
+  settings.seed = args.seed.value_or(0);
+  settings.sends_seeds = args.seed.has_value();
   if (settings.samples > 1 && settings.temperature == 0)
     return fail(Code::kInvalid, "evaluate", "{} samples at temperature 0 would be {} equal answers", settings.samples,
                 settings.samples);
@@ -332,7 +333,8 @@ void add_evaluate(Verb& app, int& exit_code) {
       ->range(1, 1'000'000);
   verb->add_option("--problems", args->problems, "number of problems, from the first (default: evaluation.problems)")
       ->range<std::size_t>(1, 1u << 30);
-  verb->add_option("--seed", args->seed, "of the sampling");
+  verb->add_option("--seed", args->seed,
+                   "seed of the sampling (default: 0; a server gets seeds only if this is given)");
   verb->add_flag("--json", args->as_json, "print JSON (docs/how-to/evaluate-a-policy.md has the fields)");
   verb->callback([args, &exit_code] {
     Subject subject;

@@ -62,7 +62,7 @@ constexpr Entry kExamples[] = {
     {"delta inspect", {"echoline delta inspect 101.patch", "echoline delta inspect 101.patch --json"}},
     {"delta verify", {"echoline delta verify step-100 101.patch", "echoline delta verify step-101 101.patch --json"}},
     {"doctor", {"echoline doctor", "echoline doctor configs/quickstart.yaml --set learner.device=cuda"}},
-    {"down", {"echoline down quickstart", "echoline down runs/quickstart --json"}},
+    {"down", {"echoline down quickstart", "echoline down runs/quickstart --json", "echoline down --all-runs"}},
     {"evaluate",
      {"echoline evaluate quickstart", "echoline evaluate quickstart --checkpoint 60 --samples 8",
       "echoline evaluate --config configs/quickstart.yaml \\\n    --url http://127.0.0.1:8000/v1 --model qwen3 --api "

@@ -16,6 +16,7 @@
 #include "learner/run_record.hpp"
 #include "learner/service.hpp"
 #include "overlay/uv/hosts.hpp"
+#include "provisioner/host_guard.hpp"
 #include "provisioner/providers/registry.hpp"
 #include "worker/agent.hpp"
 #include "worker/engines/make.hpp"
@@ -42,16 +43,17 @@ int run_learner_verb(const LearnerArguments& args) {
   options.plan = args.plan;
   options.program = own_program();
   options.built_in = built_in_trainer();
-  options.planned = [](const provisioner::Plan& plan) { print_stderr("{}\n", plan.to_table()); };
+  options.on_plan = [](const provisioner::Plan& plan) { print_stderr("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return report_failure(outcome.error());
   if (args.json) fmt::print("{}\n", learner::json_text(outcome->report, 2));
-  return outcome->completed ? 0 : 1;
+  return outcome->completed && outcome->unreturned.empty() ? 0 : 1;
 }
 
 struct WorkerArguments {
   std::string join, place, name = "worker", token, token_file, folder, bind, advertise, up, down;
-  std::string away_max, memory_max, disk_max, cache_max, engine_name = "builtin", engine_folder, patience;
+  std::string away_max, memory_max, disk_max, cache_max, engine_name = "builtin", engine_folder, engine_timeout;
+  std::string silence_max;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
   worker::EngineOptions engine;
@@ -60,7 +62,7 @@ struct WorkerArguments {
 Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
   constexpr unsigned kPortMax = 65535, kInvalidPort = kPortMax + 1;
   const std::size_t colon = text.rfind(':');
-  unsigned port = 0;
+  unsigned port = 0;  // kInvalidPort after a wrong character or a number above kPortMax
   if (colon != std::string::npos && colon > 0)
     for (const char c : text.substr(colon + 1))
       port = c >= '0' && c <= '9' && port <= kPortMax ? port * 10 + unsigned(c - '0') : kInvalidPort;
@@ -85,8 +87,9 @@ Result<overlay::trust::Secret> find_token(const WorkerArguments& args) {
   return overlay::trust::Secret(std::move(text));
 }
 
-int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop) {
+int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::function<void()> on_contact) {
   worker::AgentOptions agent;
+  agent.on_contact = std::move(on_contact);
   overlay::WorkerOptions& options = agent.node;
   const auto learner = parse_endpoint("--join", args.join);
   if (!learner) return report_error("worker", learner.error());
@@ -102,7 +105,8 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop) {
     // Containers of some providers state in their environment where a port can be reached.
     const auto mapped = provisioner::mapped_port(args.port, [](const char* name) { return std::getenv(name); });
     if (mapped) options.advertise = overlay::Endpoint{mapped->host, mapped->port};
-    if (mapped) log::info("other workers reach its port {} as {}", args.port, overlay::to_text(*options.advertise));
+    if (mapped)
+      log::info("other workers reach this worker's port {} at {}", args.port, overlay::to_text(*options.advertise));
   }
   options.port = args.port;
   options.folder = args.folder;
@@ -146,24 +150,24 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop) {
     engine.builtin = std::move(*builtin);
   }
   engine.folder = args.engine_folder;
-  if (!args.patience.empty()) {
-    const auto parsed = parse_duration(args.patience);
+  if (!args.engine_timeout.empty()) {
+    const auto parsed = parse_duration(args.engine_timeout);
     if (!parsed) return report_error("worker", parsed.error());
     engine.patience = *parsed;
   }
   auto maker = worker::engine_maker(std::move(engine));
   if (!maker) return report_error("worker", maker.error());
-  agent.engine = std::move(*maker);
+  agent.make_engine = std::move(*maker);
   if (args.rollouts_per_s > 0) agent.rollouts_per_s_max = args.rollouts_per_s;
   const auto report = worker::run_agent(agent, stop);
   if (!report) return report_error("worker", report.error());
   const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
   log::info(
-      "{} rollouts accepted, {} leases refused, {} versions installed (in the mean {:.1f} ms each, {:.1f} ms after "
-      "they had come); ended: {}",
+      "{} rollouts accepted, {} leases refused, {} versions installed (mean: {:.1f} ms to install, {:.1f} ms from "
+      "arrival to installation); ended: {}",
       report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
       1e3 * seconds(report->install_waits) / versions, report->reason);
-  if (!report->in_order)
+  if (!report->ended_cleanly)
     return report_error("worker",
                         fail(Code::kUnavailable, "work", "the worker ended before the run: {}", report->reason));
   return 0;
@@ -173,11 +177,26 @@ int run_worker_verb(const WorkerArguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "worker " + args.name);
   const auto instance = provisioner::own_instance();
-  const int exit_code = run_worker(args, stop);
-  if (stop || !instance) return exit_code;  // the sender of the signal ends the instance
-  if (const Status ended = instance->end(); ended)
+  if (!instance) return run_worker(args, stop, {});
+  provisioner::HostGuardOptions guard;
+  if (!args.silence_max.empty()) {
+    const auto parsed = parse_duration(args.silence_max);
+    if (!parsed) return report_error("worker", parsed.error());
+    guard.silence_max = *parsed;
+  }
+  guard.end_instance = [&instance]() -> Status {
+    ECHO_TRY(instance->end());
     log::info("this instance ({}) is ended so that it costs nothing more", instance->id);
-  else
+    return ok();
+  };
+  std::function<void()> on_contact;
+  const pid_t guard_pid = ::getpid();
+  if (const auto exit_code = provisioner::guard_host(guard, stop, on_contact)) return *exit_code;
+  const int exit_code = run_worker(args, stop, on_contact);
+  // The guard ends the instance, unless it is gone or could not be started.
+  const bool has_guard = ::getppid() == guard_pid;
+  if (has_guard || stop) return exit_code;
+  if (const Status ended = guard.end_instance(); !ended)
     log::warn("this instance may continue to cost money: {}", ended.error().message());
   return exit_code;
 }
@@ -201,7 +220,8 @@ void add_worker(Verb& app, int& exit_code) {
   auto args = std::make_shared<WorkerArguments>();
   verb->add_option("--join", args->join, "address of the learner, HOST:PORT; HOST is an IP address or a name")
       ->required();
-  verb->add_option("--name", args->name, "name of this worker at the learner: its offer id");
+  verb->add_option("--name", args->name,
+                   "name that the learner shows for this worker; for a rented machine, its offer id");
   verb->add_option("--place", args->place,
                    "the worker's place, as in network.regions, e.g. 'DE'; default: the place in its offer");
   verb->add_option("--token", args->token,
@@ -213,26 +233,28 @@ void add_worker(Verb& app, int& exit_code) {
   verb->add_option(
       "--bind", args->bind,
       "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
-      "otherwise 127.0.0.1, where none on other machines can");
+      "otherwise 127.0.0.1, which other machines cannot reach");
   verb->add_option("--port", args->port, "port of --bind; 0: any free port");
   verb->add_option("--advertise", args->advertise,
-                   "HOST:PORT where others reach this worker, if its port is mapped; default: what a container of "
-                   "vast.ai is told of "
-                   "its --port");
+                   "HOST:PORT where others reach this worker, if its port is mapped; default on vast.ai: the public "
+                   "address of --port, from the container's environment");
   verb->add_option("--up", args->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", args->down, "limit of the downlink");
   verb->add_option("--away-max", args->away_max,
-                   "how long to try to come back to a learner out of reach, e.g. '10 min'; default: the learner's "
+                   "how long to try to reach a lost learner again, e.g. '10 min'; default: the learner's "
                    "fleet.away_max");
+  verb->add_option("--silence-max", args->silence_max,
+                   "in a container that can end itself: how long the worker may be out of touch with its learner "
+                   "before the container is ended (default: 15 min)");
   verb->add_option("--memory-max", args->memory_max,
-                   "memory for publications, e.g. '4 GiB'; default: by the policy's size, 256 MiB with a folder");
+                   "memory for policy versions that are received and forwarded, e.g. '4 GiB'; default: by the policy's "
+                   "size, 256 MiB with a folder");
   verb->add_option("--disk-max", args->disk_max,
                    "disk space for publications in --folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", args->rollouts_per_s, "limit of the generation speed")->non_negative();
   verb->add_option("--rollouts-at-once", args->engine.rollouts_at_once, "limit of the responses generated at a time")
       ->range(1, 65536);
-  verb->add_option("--cache-max", args->cache_max,
-                   "memory for keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
+  verb->add_option("--cache-max", args->cache_max, "memory of the KV cache, e.g. '8 GiB' (default: 4 GiB)");
   verb->add_option("--device", args->engine.device, "device of the built-in engine: cpu, cuda or cuda:N")
       ->show_default();
   verb->add_option(
@@ -244,14 +266,16 @@ void add_worker(Verb& app, int& exit_code) {
       ->one_of({"builtin", "sglang", "vllm"})
       ->show_default();
   verb->add_option("--engine-command", args->engine.command,
-                   "starts it as a child of this worker, e.g. 'vllm serve {model} --host 127.0.0.1 --port {port}'");
+                   "command that starts the engine as a child of this worker, e.g. 'vllm serve {model} --host "
+                   "127.0.0.1 --port {port}'");
   verb->add_option("--engine-url", args->engine.url,
-                   "or where one runs that reads --engine-folder, e.g. http://127.0.0.1:30000");
-  verb->add_option("--engine-folder", args->engine_folder,
-                   "where the policy is kept for it as a Hugging Face directory; default: a new one in /dev/shm");
+                   "address of a running engine that reads --engine-folder, e.g. http://127.0.0.1:30000");
   verb->add_option(
-      "--engine-patience", args->patience,
-      "how long its start, loading a policy, or an answer may take before it counts as hung (default: 10 min)");
+      "--engine-folder", args->engine_folder,
+      "where the policy is kept for the engine, as a Hugging Face directory; default: a new one in /dev/shm");
+  verb->add_option("--engine-patience", args->engine_timeout,
+                   "how long the engine's start, loading a policy, or an answer may take before it counts as hung "
+                   "(default: 10 min)");
   verb->footer("`echoline token --instance my-gpu` on the learner's machine prints the token.");
   verb->callback([args, &exit_code] { exit_code = run_worker_verb(*args); });
 }

@@ -33,7 +33,8 @@ using provisioner::LedgerRow;
 
 struct Arguments {
   std::string run;
-  bool json = false, gone = false, charges = false;
+  bool json = false, absent_is_gone = false, ask_for_charges = false, all_runs = false, by_label = false;
+  std::string key_file;
 };
 
 struct OpenLedger {
@@ -161,7 +162,7 @@ Status show(const Arguments& args) {
 
 Status costs(const Arguments& args) {
   ECHO_ASSIGN(OpenLedger opened, open_ledger(args.run));
-  if (args.charges) ECHO_TRY(store_charges(opened));
+  if (args.ask_for_charges) ECHO_TRY(store_charges(opened));
   ECHO_ASSIGN(const ChargesByRow charges, charges_by_row(opened.ledger));
   ECHO_ASSIGN(const auto credits, opened.ledger.credits());
   const double now = SystemClock().unix_seconds();
@@ -172,7 +173,7 @@ Status costs(const Arguments& args) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
-  // For the instances with charges, these are the provider's sum, the ledger's sum, and the last charged day.
+  // Over the instances that providers have charged: the providers' sum, the ledger's sum, and the last charged day.
   double usd_charged = 0, usd_counted = 0, last_day_unix_s = 0;
   for (const LedgerRow& row : rows) {
     const auto it = charges.find(row.id);
@@ -274,7 +275,13 @@ Status hosts(const Arguments& args) {
   return ok();
 }
 
-// Asks the run's learner to end and waits up to two minutes. The learner returns its fleet before it ends.
+std::size_t open_rows(const std::filesystem::path& folder) {
+  const auto opened = open_ledger(folder.string());
+  return opened ? opened->ledger.orphans().size() : 0;
+}
+
+// Asks the run's learner to end. The learner returns its fleet before it ends, so this waits until two minutes have
+// passed without the end of a rental.
 Status end_learner(const std::filesystem::path& folder) {
   const Descriptor lock(::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC));
   if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // a running learner holds the lock
@@ -284,21 +291,81 @@ Status end_learner(const std::filesystem::path& folder) {
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
   print_stderr("asking the learner (process {}) to end\n", pid.get<int>());
   ::kill(pid.get<int>(), SIGTERM);
-  constexpr int kPolls = 1200;  // two minutes
+  constexpr int kPolls = 1200, kPollsBetweenLooks = 50;  // two minutes, and five seconds
+  std::size_t rented = open_rows(folder);
   for (int i = 0; i < kPolls; ++i) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
+    if (i % kPollsBetweenLooks == kPollsBetweenLooks - 1)
+      if (const std::size_t left = open_rows(folder); left < std::exchange(rented, left)) i = 0;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   return fail(Code::kUnavailable, "down",
               "the learner (process {}) has not ended; kill it, then run this command again", pid.get<int>());
 }
 
-Result<int> down(const Arguments& args) {
-  ECHO_ASSIGN(const std::filesystem::path folder, find_run(args.run));
-  ECHO_TRY(end_learner(folder));
-  ECHO_ASSIGN(OpenLedger opened, open_ledger(args.run));
+int print_report(const Arguments& args, const provisioner::DownReport& report, const std::string& what) {
+  if (args.json) {
+    json object = {{"released", json::array()}, {"problems", report.problems}};
+    for (const auto& line : report.released)
+      object["released"].push_back(
+          {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
+    print(object);
+  } else {
+    for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
+    if (report.problems.empty()) fmt::print("nothing of {} is rented\n", what);
+  }
+  for (const std::string& problem : report.problems) print_stderr("echoline down: {}\n", problem);
+  return report.problems.empty() ? 0 : 1;
+}
+
+// Releases by labels, without a ledger: the instances of one run, or of all.
+Result<int> down_by_label(const Arguments& args) {
   provisioner::DownOptions options;
-  options.absent_is_gone = args.gone;
+  provisioner::ProviderOptions provider_options;
+  std::string run;
+  if (!args.all_runs) {
+    run = std::filesystem::path(args.run).filename().string();
+    if (run.empty()) return fail(Code::kInvalid, "down", "expected the name of a run, found '{}'", args.run);
+    if (const auto folder = find_run(args.run))
+      if (const auto config = learner::load_run_config(*folder / "config.yaml")) {
+        run = config->run.name;
+        provider_options = learner::provider_options(*config);
+        if (!config->fleet.joined_by_hand()) options.providers = {config->fleet.provider};
+      }
+  }
+  // Without the run file, the services that know their account by a key.
+  if (options.providers.empty())
+    for (const provisioner::ProviderKind* kind : provisioner::provider_kinds())
+      if (kind->account) options.providers.push_back(kind->name);
+  if (!args.key_file.empty())
+    for (const std::string& name : options.providers) provider_options.services[name].key_file = args.key_file;
+  options.provider = [&](const std::string& name) { return provisioner::make_provider(name, provider_options); };
+  const SystemClock clock;
+  const auto report = provisioner::bring_down_labelled(clock, options, run);
+  return print_report(args, report, args.all_runs ? "any run" : run);
+}
+
+// Names the way to release a run whose folder or ledger is lost.
+Error with_way_back(Error error, const std::string& run) {
+  error.detail +=
+      fmt::format("; `echoline down {} --by-label` releases what carries the run's label, without the ledger",
+                  std::filesystem::path(run).filename().string());
+  return error;
+}
+
+Result<int> down(const Arguments& args) {
+  if (args.all_runs == !args.run.empty())
+    return fail(Code::kInvalid, "down", "expected a run, or --all-runs without one");
+  if (args.all_runs || args.by_label) return down_by_label(args);
+  const auto found = find_run(args.run);
+  if (!found) return with_way_back(found.error(), args.run);
+  const std::filesystem::path& folder = *found;
+  ECHO_TRY(end_learner(folder));
+  auto maybe_opened = open_ledger(args.run);
+  if (!maybe_opened) return with_way_back(maybe_opened.error(), args.run);
+  OpenLedger opened = std::move(*maybe_opened);
+  provisioner::DownOptions options;
+  options.absent_is_gone = args.absent_is_gone;
   provisioner::ProviderOptions provider_options;
   provider_options.log_folder = folder / "logs";
   if (opened.config) {
@@ -308,18 +375,7 @@ Result<int> down(const Arguments& args) {
   options.provider = [&](const std::string& name) { return provisioner::make_provider(name, provider_options); };
   SystemClock clock;
   ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(opened.ledger, clock, options));
-  if (args.json) {
-    json object = {{"released", json::array()}, {"problems", report.problems}};
-    for (const auto& line : report.released)
-      object["released"].push_back(
-          {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
-    print(object);
-  } else {
-    for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
-    if (report.problems.empty()) fmt::print("nothing of {} is rented\n", folder.string());
-  }
-  for (const std::string& problem : report.problems) print_stderr("echoline down: {}\n", problem);
-  return report.problems.empty() ? 0 : 1;
+  return print_report(args, report, folder.string());
 }
 
 }  // namespace
@@ -327,22 +383,23 @@ Result<int> down(const Arguments& args) {
 void add_ledger(Verb& app, int& exit_code) {
   auto* ledger = app.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
   ledger->require_verb();
-  const auto add_subcommand = [&](const char* name, const char* meaning, const char* run_meaning,
-                                  Status (*work)(const Arguments&)) {
-    auto* verb = ledger->add_verb(name, meaning);
+  const auto add_subcommand = [&](const char* name, const char* help_text, const char* run_help_text,
+                                  Status (*show_part)(const Arguments&)) {
+    auto* verb = ledger->add_verb(name, help_text);
     auto args = std::make_shared<Arguments>();
-    verb->add_option("run", args->run, run_meaning);
+    verb->add_option("run", args->run, run_help_text);
     verb->add_flag("--json", args->json, "print JSON");
-    if (work == costs)
-      verb->add_flag("--charges", args->charges, "read the charges from vast.ai first and store them in the ledger");
-    verb->callback([args, work, &exit_code] {
-      const Status done = work(*args);
+    if (show_part == costs)
+      verb->add_flag("--charges", args->ask_for_charges,
+                     "read the charges from vast.ai first and store them in the ledger");
+    verb->callback([args, show_part, &exit_code] {
+      const Status done = show_part(*args);
       exit_code = done ? 0 : report_error("ledger", done.error());
     });
   };
-  const char* const run_meaning = "name or folder of the run; default: the newest below ./runs";
-  add_subcommand("show", "Show every instance of a run and every decision about them", run_meaning, show);
-  add_subcommand("costs", "Show what a run cost, interval by interval", run_meaning, costs);
+  const char* const run_help_text = "name or folder of the run; default: the newest below ./runs";
+  add_subcommand("show", "Show every instance of a run and every decision about them", run_help_text, show);
+  add_subcommand("costs", "Show what a run cost, interval by interval", run_help_text, costs);
   add_subcommand("hosts", "Compare the measured with the promised performance of machines in all runs of a folder",
                  "folder or name of one of the runs; default: all below ./runs", hosts);
 }
@@ -350,8 +407,14 @@ void add_ledger(Verb& app, int& exit_code) {
 void add_down(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("down", "End a run and release everything it has rented");
   auto args = std::make_shared<Arguments>();
-  verb->add_option("run", args->run, "name or folder of the run")->required();
-  verb->add_flag("--gone", args->gone,
+  verb->add_option("run", args->run, "name or folder of the run");
+  verb->add_flag("--all-runs", args->all_runs,
+                 "release the machines of all runs of the account, living ones included; needs the key and no folder");
+  verb->add_flag("--by-label", args->by_label,
+                 "release what carries the run's label, without its ledger: if the ledger or the folder is lost");
+  verb->add_option("--key-file", args->key_file,
+                   "with these two: a file of mode 600 with the key (default: VAST_API_KEY)");
+  verb->add_flag("--gone", args->absent_is_gone,
                  "instances that the provider does not list count as gone, even if it lists none at all");
   verb->add_flag("--json", args->json, "print what was released and what is wrong, as JSON");
   verb->footer(

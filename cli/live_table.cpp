@@ -36,28 +36,30 @@ std::string truncated_to(std::string_view text, std::size_t columns) {
   return truncated;
 }
 
-std::size_t width(std::string_view text) {
+// Counts UTF-8 characters: every byte that does not continue one (10xxxxxx) begins one.
+std::size_t column_count(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 std::string padded_to(std::string text, std::size_t columns) {
-  const std::size_t text_columns = width(text);
+  const std::size_t text_columns = column_count(text);
   return text_columns < columns ? std::move(text) + std::string(columns - text_columns, ' ') : text;
 }
 
-// Puts the parts into lines, two spaces apart, as many to a line as fit.
+// Appends the parts to `lines`, two spaces apart, as many to a line as fit.
 void pack_parts(const std::vector<std::string>& parts, std::size_t columns, std::vector<std::string>& lines) {
   std::string line;
   for (const std::string& part : parts) {
     if (part.empty()) continue;
-    if (!line.empty() && width(line) + 2 + width(part) > columns) lines.push_back(std::exchange(line, ""));
+    if (!line.empty() && column_count(line) + 2 + column_count(part) > columns)
+      lines.push_back(std::exchange(line, ""));
     line += (line.empty() ? "" : "  ") + part;
   }
   if (!line.empty()) lines.push_back(line);
 }
 
-std::string bar(double fraction, int cells) {
+std::string bar_text(double fraction, int cells) {
   const int full_cells = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * cells + 0.5);
   return "[" + std::string(static_cast<std::size_t>(full_cells), '#') +
          std::string(static_cast<std::size_t>(cells - full_cells), '.') + "]";
@@ -77,24 +79,24 @@ std::string bytes_text(const json& worker, const char* key) {
   return to_text(Bytes{static_cast<std::uint64_t>(std::max(0.0, field_or(worker, key, 0.0)))});
 }
 
-// Importance of a row. Rows with more are shown first.
+// Importance of a row. More important rows are shown first.
 constexpr int kLost = -1, kUsual = 0, kSeed = 1, kSlowOrJoining = 2, kBehind = 3, kTroubled = 4, kAwayOrCorrupt = 5;
 constexpr double kSlowShare = 0.5;  // of the expected rate: a worker below it counts as slow
 
 struct Row {
   std::uint64_t id = 0;
-  std::string offer, version, rollouts, in, forwarded, note;
+  std::string offer, version, rollouts, received, forwarded, note;
   int importance = kUsual;
 };
 
-// A worker more than `publish_every` versions behind the last one counts as late.
+// Makes a worker's row. A worker more than `publish_every` versions behind the newest one counts as behind.
 Row row_of(const json& worker, double newest_version, double publish_every) {
   Row row;
   row.id = static_cast<std::uint64_t>(field_or(worker, "id", 0.0));
   row.offer = field_or(worker, "offer", std::string());
   row.version = "-";
   row.rollouts = fmt::format("{}", field_or(worker, "rollouts", 0.0));
-  row.in = bytes_text(worker, "bytes_in");
+  row.received = bytes_text(worker, "bytes_in");
   row.forwarded = bytes_text(worker, "bytes_forwarded");
   const auto add_note = [&](int importance, const std::string& text) {
     row.importance = std::max(row.importance, importance);
@@ -128,7 +130,7 @@ std::string table_line(const Row& row, const std::string& id, std::size_t offer_
       fmt::format("{:>6}  {} {:>8}", id, padded_to(truncated_to(row.offer, offer_width), offer_width), row.version);
   // Each further column appears on a screen that is wide enough for it and a note.
   if (columns >= 56) line += fmt::format("{:>9}", row.rollouts);
-  if (columns >= 64) line += fmt::format("{:>10}", row.in);
+  if (columns >= 64) line += fmt::format("{:>10}", row.received);
   if (columns >= 74) line += fmt::format("{:>10}", row.forwarded);
   if (!row.note.empty()) line += "  " + row.note;
   return truncated_to(line, columns);
@@ -154,10 +156,14 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
   }
   const std::size_t shown = std::min(rows_free, rows.size());
   std::size_t offer_width = 5;
-  for (std::size_t i = 0; i < shown; ++i) offer_width = std::max(offer_width, width(rows[i].offer));
+  for (std::size_t i = 0; i < shown; ++i) offer_width = std::max(offer_width, column_count(rows[i].offer));
   offer_width = std::min(offer_width, screen.columns >= 100 ? std::size_t{24} : screen.columns >= 74 ? 16 : 12);
-  const Row header{
-      .offer = "offer", .version = "version", .rollouts = "rollouts", .in = "in", .forwarded = "forwarded", .note = ""};
+  const Row header{.offer = "offer",
+                   .version = "version",
+                   .rollouts = "rollouts",
+                   .received = "in",
+                   .forwarded = "forwarded",
+                   .note = ""};
   lines.push_back(table_line(header, "worker", offer_width, screen.columns));
   for (std::size_t i = 0; i < shown; ++i)
     lines.push_back(table_line(rows[i], std::to_string(rows[i].id), offer_width, screen.columns));
@@ -189,7 +195,7 @@ std::vector<std::string> status_lines(const json& status, Screen screen) {
   const double step = field_or(status, "step", 0.0), steps = std::max(1.0, field_or(status, "steps", 1.0));
   std::vector<std::string> lines;
   pack_parts({truncated_to(field_or(status, "run", std::string()), std::max<std::size_t>(screen.columns, 40) - 16),
-              bar(step / steps, screen.columns >= 80 ? 30 : 10), fmt::format("step {} of {}", step, steps),
+              bar_text(step / steps, screen.columns >= 80 ? 30 : 10), fmt::format("step {} of {}", step, steps),
               fmt::format("{:.0f} s", field_or(status, "wall_seconds", 0.0)), field_or(status, "phase", std::string())},
              screen.columns, lines);
   std::vector<std::string> parts{fmt::format("reward {:.3f}", field_or(status, "reward", 0.0))};
@@ -201,7 +207,15 @@ std::vector<std::string> status_lines(const json& status, Screen screen) {
   parts.push_back(fmt::format("T_b {:.2f} s", field_or(status, "t_b_seconds", 0.0)));
   parts.push_back(fmt::format("{}${:.4f} (${:.2f}/h)", field_or(status, "prices_known", true) ? "" : "at least ",
                               field_or(status, "usd", 0.0), field_or(status, "usd_per_hour", 0.0)));
+  if (const auto credit = status.find("credit_usd"); credit != status.end() && credit->is_number()) {
+    const auto hours = status.find("credit_hours");
+    parts.push_back(fmt::format(
+        "credit ${:.2f}{}", credit->get<double>(),
+        hours != status.end() && hours->is_number() ? fmt::format(" ({:.1f} h)", hours->get<double>()) : ""));
+  }
   pack_parts(parts, screen.columns, lines);
+  if (const std::string trouble = field_or(status, "account_trouble", std::string()); !trouble.empty())
+    lines.push_back(truncated_to(trouble, screen.columns));
   if (lines.size() > screen.rows) lines.resize(screen.rows);
   for (std::string& line : lines) line = truncated_to(line, screen.columns);
   add_workers(status, screen, lines);
@@ -236,17 +250,18 @@ void LiveTable::redraw(const std::string& new_lines) {
     // lines again.
     text += "\x1b[H\x1b[2J";
     const std::size_t rows_free = current->rows > lines.size() + 1 ? current->rows - lines.size() - 1 : 0;
-    const std::size_t reprinted = std::min(rows_free, printed_.size());
-    for (std::size_t i = printed_.size() - reprinted; i < printed_.size(); ++i)
-      text += truncated_to(printed_[i], current->columns) + "\r\n";
+    const std::size_t reprinted = std::min(rows_free, printed_lines_.size());
+    for (std::size_t i = printed_lines_.size() - reprinted; i < printed_lines_.size(); ++i)
+      text += truncated_to(printed_lines_[i], current->columns) + "\r\n";
   } else {
+    // Goes up to the table's first line and erases the screen from there.
     if (lines_drawn_ > 0) text += fmt::format("\r\x1b[{}A\x1b[J", lines_drawn_);
     text += "\x1b[?7h" + new_lines + "\x1b[?7l";
   }
   for (const std::string& line : lines) text += line + "\r\n";
   screen_ = current;
   lines_drawn_ = lines.size();
-  write(text + "\x1b[?7h");
+  write(text + "\x1b[?7h");  // switches line wrapping on again
 }
 
 void LiveTable::show(const json& status, TimePoint now) {
@@ -264,8 +279,8 @@ void LiveTable::show(const json& status, TimePoint now) {
 }
 
 void LiveTable::print(const std::string& line) {
-  printed_.push_back(line);
-  if (printed_.size() > kPrintedLinesMax) printed_.pop_front();
+  printed_lines_.push_back(line);
+  if (printed_lines_.size() > kPrintedLinesMax) printed_lines_.pop_front();
   redraw(line + "\n");
 }
 

@@ -47,11 +47,11 @@ class LiveTable {
   void write(const std::string& text);
   void redraw(const std::string& new_lines);
   std::FILE* out_;
-  std::optional<Screen> screen_;     // the terminal's size when the table was drawn
-  std::size_t lines_drawn_ = 0;      // of the table on the screen
-  nlohmann::json status_;            // the status that is drawn
-  std::deque<std::string> printed_;  // the last printed lines, to print again after the terminal changed its size
-  TimePoint line_due_{};             // without a terminal: when to write the next line
+  std::optional<Screen> screen_;           // the terminal's size when the table was drawn
+  std::size_t lines_drawn_ = 0;            // of the table on the screen
+  nlohmann::json status_;                  // the status that is drawn
+  std::deque<std::string> printed_lines_;  // the last printed lines, to print again after the terminal changed its size
+  TimePoint line_due_{};                   // without a terminal: when to write the next line
   std::string last_line_, last_phase_;
 };
 

@@ -58,7 +58,7 @@ std::string man_name(const Command& command) {
 std::string man_page(const Command& command, const std::vector<Command>& all, const std::string& version) {
   std::string page =
       fmt::format(".TH {} 1 \"\" \"echoline {}\" \"echoline\"\n", escape_man(man_name(command)), version);
-  page += fmt::format(".SH NAME\n{} \\- {}\n", escape_man(man_name(command)), escape_man(command.meaning));
+  page += fmt::format(".SH NAME\n{} \\- {}\n", escape_man(man_name(command)), escape_man(command.help_text));
   page += fmt::format(".SH SYNOPSIS\n.B {}\n", escape_man(synopsis(command)));
   if (!command.verbs.empty()) {
     page += ".SH VERBS\n";
@@ -66,7 +66,7 @@ std::string man_page(const Command& command, const std::vector<Command>& all, co
       for (const std::string& verb : command.verbs)
         if (subcommand.path == path_of_subcommand(command, verb))
           page +=
-              fmt::format(".TP\n.BR {} (1)\n{}\n", escape_man(man_name(subcommand)), escape_man(subcommand.meaning));
+              fmt::format(".TP\n.BR {} (1)\n{}\n", escape_man(man_name(subcommand)), escape_man(subcommand.help_text));
   }
   page += ".SH EXAMPLES\n.nf\n";
   for (const char* const example : examples_of(command.path)) page += escape_man(example) + "\n";
@@ -75,7 +75,7 @@ std::string man_page(const Command& command, const std::vector<Command>& all, co
     std::string names = fmt::format("{}", fmt::join(option.names, ", "));
     if (!option.positional && option.takes_value) names += " VALUE";
     page += fmt::format(
-        ".TP\n.B {}\n{}{}{}\n", escape_man(names), escape_man(option.meaning), option.required ? " (required)" : "",
+        ".TP\n.B {}\n{}{}{}\n", escape_man(names), escape_man(option.help_text), option.required ? " (required)" : "",
         option.default_value.empty() ? "" : fmt::format(" (default: {})", escape_man(option.default_value)));
   }
   if (!command.footer.empty()) page += ".SH NOTES\n.nf\n" + escape_man(command.footer) + "\n.fi\n";

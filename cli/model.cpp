@@ -30,11 +30,16 @@ Status init_model(const InitArguments& args) {
 struct InfoArguments {
   std::string folder, preset;
   bool json = false, train = false, bf16 = false, int8 = false, recompute = false, reference = false;
-  std::int64_t microbatch_tokens = 8192, tokens = 1024;
+  std::int64_t microbatch_tokens = 8192, tokens = 1024, adapter_rank = 0;
 };
 
 // Prints the memory that a learner step needs with these settings, part by part. Returns the exit code.
-int print_training_memory(const InfoArguments& args, const model::ModelConfig& config) {
+int print_training_memory(const InfoArguments& args, model::ModelConfig config) {
+  if (args.adapter_rank > 0) {
+    config.adapter.emplace();
+    config.adapter->rank = args.adapter_rank;
+    config.adapter->alpha = 2 * static_cast<double>(args.adapter_rank);
+  }
   const model::TrainingMemory memory =
       model::training_memory(config, {.bf16 = args.bf16,
                                       .int8_moments = args.int8,
@@ -47,7 +52,9 @@ int print_training_memory(const InfoArguments& args, const model::ModelConfig& c
                                                  {"passing", memory.transient},   {"program", memory.program},
                                                  {"total", memory.total()}};
   if (args.json) {
-    nlohmann::json out{{"schema_version", 1}, {"parameters", config.parameters()}};
+    nlohmann::json out{{"schema_version", 1},
+                       {"parameters", config.parameters()},
+                       {"adapter_parameters", config.adapter_parameters()}};
     for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
     fmt::print("{}\n", out.dump(2));
     return 0;
@@ -165,7 +172,7 @@ void add_model(Verb& app, int& exit_code) {
   auto init_args = std::make_shared<InitArguments>();
   init->add_option("--preset", init_args->preset, "one of: " + names)->required();
   init->add_option("-o,--output", init_args->output, "folder to write")->required();
-  init->add_option("--seed", init_args->seed, "of the random weights");
+  init->add_option("--seed", init_args->seed, "seed of the random weights");
   init->callback([init_args, &exit_code] {
     const Status done = init_model(*init_args);
     exit_code = done ? 0 : report_error("model init", done.error());
@@ -183,8 +190,10 @@ void add_model(Verb& app, int& exit_code) {
   info->add_flag("--int8", info_args->int8, "learner.moments: int8");
   info->add_flag("--recompute", info_args->recompute, "learner.recompute: true");
   info->add_flag("--reference", info_args->reference, "learner.kl_coefficient above 0");
+  info->add_option("--adapter-rank", info_args->adapter_rank, "learner.adapter.rank, on all targets of its default")
+      ->range(0, static_cast<int>(model::kAdapterRankMax));
   info->add_option("--microbatch-tokens", info_args->microbatch_tokens, "learner.microbatch_tokens")->positive();
-  info->add_option("--tokens", info_args->tokens, "of the longest prompt and response together")->positive();
+  info->add_option("--tokens", info_args->tokens, "tokens of the longest prompt and response together")->positive();
   info->callback([info_args, &exit_code] { exit_code = print_info(*info_args); });
   add_model_use(*verb, exit_code);
 }

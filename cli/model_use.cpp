@@ -1,8 +1,10 @@
 // echoline model export: copies the model of a run into a folder. echoline model generate: lets a model continue a
 // text.
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/files.hpp"
 #include "cli/built_in.hpp"
 #include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
@@ -10,6 +12,7 @@
 #include "delta/digest.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "model/phrasing.hpp"
+#include "model/policy.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -18,7 +21,7 @@ using nlohmann::ordered_json;
 
 struct ExportArguments {
   std::string run, output;
-  bool json = false;
+  bool json = false, merged = false, adapter = false;
 };
 
 // The policy of a checkpoint. `run` is RUN, for the newest one, or RUN@STEP. A run whose own name contains an @ comes
@@ -35,7 +38,57 @@ Result<learner::StoredPolicy> find_policy_of(const std::string& run) {
   return learner::find_policy(folder / "checkpoints", std::stoll(step));
 }
 
+// The difference between the log-probabilities of a policy and of the model that its adapter is merged into, over the
+// tokens of model::probe_text(). Absent in a program without libtorch.
+struct MergeDifference {
+  std::size_t tokens = 0;
+  double mean = 0, most = 0;  // nats
+};
+Result<std::optional<MergeDifference>> compare_merged(const delta::StateView& policy, const delta::StateView& merged,
+                                                      const model::ModelConfig& config) {
+  const learner::PolicyProbe probe = built_in_trainer().probe;
+  if (!probe || !config.check_computable()) return std::optional<MergeDifference>();
+  model::ModelConfig merged_config = config;
+  merged_config.adapter.reset();
+  ECHO_ASSIGN(const std::vector<double> before, probe(policy, config, 1.0, 1));
+  ECHO_ASSIGN(const std::vector<double> after, probe(merged, merged_config, 1.0, 1));
+  MergeDifference difference{.tokens = before.size()};
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    difference.mean += std::abs(before[i] - after[i]) / static_cast<double>(before.size());
+    difference.most = std::max(difference.most, std::abs(before[i] - after[i]));
+  }
+  return std::optional(difference);
+}
+
+// Writes the model of a policy with an adapter: whole, with the adapter merged into the weights, or only the adapter.
+Result<std::optional<MergeDifference>> export_adapted(const ExportArguments& args, const std::filesystem::path& folder,
+                                                      const delta::StateView& policy) {
+  std::optional<MergeDifference> difference;
+  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::read(folder, model::ModelUse::kCarry));
+  const std::filesystem::path output = std::filesystem::absolute(args.output).lexically_normal();
+  if (std::filesystem::exists(output))
+    return fail(Code::kInvalid, "write model directory", "{} exists already; choose another folder", output.string());
+  if (args.adapter) {
+    ECHO_TRY(make_folders(output));
+    ECHO_TRY(delta::write_safetensors(output / delta::kAdapterFileName, model::split_adapter(policy).adapter,
+                                      {{"format", "pt"}}));
+    ECHO_TRY(write_file_atomic(output / model::kAdapterConfigFile, files.config.adapter->to_json()));
+    return difference;
+  }
+  if (args.merged) {
+    ECHO_ASSIGN(const delta::OwnedState merged, model::merge_adapter(policy, *files.config.adapter));
+    ECHO_ASSIGN(difference, compare_merged(policy, merged.view(), files.config));
+    files.config.adapter.reset();
+    ECHO_TRY(model::save_model(output, files, merged.view()));
+    return difference;
+  }
+  files.config.adapter->base_model = output.string();
+  ECHO_TRY(model::save_model(output, files, policy));
+  return difference;
+}
+
 int export_model(const ExportArguments& args) {
+  std::optional<MergeDifference> difference;
   const auto exported = [&]() -> Result<learner::StoredPolicy> {
     ECHO_ASSIGN(learner::StoredPolicy policy, find_policy_of(args.run));
     ECHO_ASSIGN(const auto weights, delta::Checkpoint::open(policy.model));
@@ -43,18 +96,31 @@ int export_model(const ExportArguments& args) {
     if (digest.hex() != policy.digest)
       return fail(Code::kCorrupt, "read policy", "{} has digest {}, but the checkpoint states {}",
                   policy.model.string(), digest.hex(), policy.digest);
+    const bool has_adapter = std::filesystem::exists(policy.model / model::kAdapterConfigFile);
+    if (!has_adapter && (args.merged || args.adapter))
+      return fail(Code::kInvalid, "model export", "the policy of {} has no adapter: leave out --merged and --adapter",
+                  args.run);
+    if (has_adapter) {
+      ECHO_ASSIGN(difference, export_adapted(args, policy.model, weights.view()));
+      return policy;
+    }
     ECHO_TRY(model::place_directory(policy.model, args.output, /*link=*/false));
     return policy;
   }();
   if (!exported) return report_error("model export", exported.error());
-  if (args.json)
+  if (args.json) {
+    ordered_json out{
+        {"schema_version", 1}, {"folder", args.output}, {"step", exported->step}, {"digest", exported->digest}};
+    if (difference) out["merged_logprob_difference"] = {{"mean", difference->mean}, {"max", difference->most}};
+    fmt::print("{}\n", out.dump(2));
+    return 0;
+  }
+  fmt::print("{}\n", args.output);
+  if (difference)
     fmt::print(
-        "{}\n",
-        ordered_json{
-            {"schema_version", 1}, {"folder", args.output}, {"step", exported->step}, {"digest", exported->digest}}
-            .dump(2));
-  else
-    fmt::print("{}\n", args.output);
+        "the rounding of the merged weights changes log-probabilities by {:.2g} nats on the average and by {:.2g} "
+        "at most, over {} tokens\n",
+        difference->mean, difference->most, difference->tokens);
   return 0;
 }
 
@@ -85,8 +151,8 @@ Result<GeneratedText> continue_prompt(const GenerateArguments& args) {
   ECHO_ASSIGN(result.prompt_tokens, phrasing.prompt(args.prompt));
   if (args.continuation) {
     ECHO_ASSIGN(result.tokens, phrasing.tokenizer().encode(*args.continuation));
-    ECHO_ASSIGN(result.logprobs, score(args.folder, args.device, result.prompt_tokens, result.tokens,
-                                       args.temperature > 0 ? args.temperature : 1.0));
+    ECHO_ASSIGN(result.logprobs, score_continuation(args.folder, args.device, result.prompt_tokens, result.tokens,
+                                                    args.temperature > 0 ? args.temperature : 1.0));
     result.finish = "given";
   } else {
     model::Sampling sampling;
@@ -95,7 +161,8 @@ Result<GeneratedText> continue_prompt(const GenerateArguments& args) {
     sampling.tokens_max = args.tokens_max;
     sampling.eos = phrasing.eos();
     sampling.seed = args.seed;
-    ECHO_ASSIGN(model::Generation generation, ask(args.folder, args.device, result.prompt_tokens, sampling));
+    ECHO_ASSIGN(model::Generation generation,
+                generate_response(args.folder, args.device, result.prompt_tokens, sampling));
     result.finish = generation.finish == model::Finish::kEos ? "eos" : "length";
     result.tokens = std::move(generation.tokens);
     result.logprobs = std::move(generation.logprobs);
@@ -149,6 +216,10 @@ void add_model_use(Verb& verb, int& exit_code) {
                    "(default: the newest)")
       ->required();
   export_verb->add_option("-o,--output", export_args->output, "folder to create; must not exist")->required();
+  auto* merged = export_verb->add_flag("--merged", export_args->merged,
+                                       "add the adapter to the weights, and print what their rounding changes");
+  export_verb->add_flag("--adapter", export_args->adapter, "only the adapter, as a directory of PEFT")
+      ->excludes(merged);
   export_verb->add_flag("--json", export_args->json, "print JSON");
   export_verb->callback([export_args, &exit_code] { exit_code = export_model(*export_args); });
 
@@ -167,7 +238,7 @@ void add_model_use(Verb& verb, int& exit_code) {
       ->add_option("--top-p", generate_args->top_p,
                    "sample from the most likely tokens that together have this probability")
       ->range(0.001, 1.0);
-  generate_verb->add_option("--seed", generate_args->seed, "of the sampling");
+  generate_verb->add_option("--seed", generate_args->seed, "seed of the sampling");
   generate_verb->add_option("--device", generate_args->device, "cpu, cuda or cuda:N")->show_default();
   generate_verb->add_flag("--logprobs", generate_args->logprobs,
                           "print every token with its log-probability (nats, at the temperature, "

@@ -23,13 +23,20 @@ struct Arguments {
 
 // Plans again with other settings, one changed at a time. Without a plan, the request and the offers are collected
 // here.
-Result<std::vector<provisioner::Variation>> plan_variations(const learner::RunConfig& config,
-                                                            const learner::Preflight& checked) {
-  if (checked.plan) return provisioner::vary_plan(checked.plan->plan.request, checked.plan->offers);
+struct Study {
+  std::vector<provisioner::Variation> variations;
+  std::vector<provisioner::IdlePoint> idle_curve;
+};
+Result<Study> study_of(const learner::RunConfig& config, const learner::Preflight& checked) {
+  if (checked.plan) {
+    const provisioner::PlanRequest& request = checked.plan->plan.request;
+    return Study{.variations = provisioner::vary_plan(request, checked.plan->offers),
+                 .idle_curve = provisioner::idle_curve(request, checked.plan->offers)};
+  }
   ECHO_ASSIGN(const auto model, learner::run_model_config(config));
   const provisioner::PlanRequest request = learner::plan_request(config, model, checked.prompt_tokens);
   ECHO_ASSIGN(const auto market, learner::run_market(config, model, request));
-  return provisioner::vary_plan(request, market.offers);
+  return Study{.variations = provisioner::vary_plan(request, market.offers), .idle_curve = {}};
 }
 
 int run(const Arguments& args) {
@@ -48,8 +55,8 @@ int run(const Arguments& args) {
   if (const Status status = checked.status(); !status) {
     const int exit_code = report_failure(status.error());
     if (args.sensitivity && status.error().code == Code::kInfeasible && !args.json)
-      if (const auto alternatives = plan_variations(*config, checked))
-        fmt::print("{}", provisioner::variations_table(*alternatives, screen_columns()));
+      if (const auto study = study_of(*config, checked))
+        fmt::print("{}", provisioner::variations_table(study->variations, screen_columns()));
     return exit_code;
   }
   for (const learner::Check& check : checked.checks)
@@ -59,6 +66,14 @@ int run(const Arguments& args) {
   nlohmann::json document = plan.to_json();
   // `echoline apply` starts the run with these arguments.
   document["run"] = {{"file", std::filesystem::absolute(args.config).string()}, {"set", override_texts}};
+  std::optional<Study> study;
+  if (args.sensitivity) {
+    auto made = study_of(*config, checked);
+    if (!made) return report_failure(made.error());
+    study = std::move(*made);
+    document["sensitivity"] = provisioner::variations_json(study->variations);
+    document["idle_curve"] = provisioner::idle_curve_json(study->idle_curve);
+  }
   if (!args.output.empty())
     if (const Status written = write_file_atomic(args.output, document.dump(2) + "\n"); !written)
       return report_failure(written.error());
@@ -76,20 +91,15 @@ int run(const Arguments& args) {
     fmt::print("{}", plan.to_dot());
     return 0;
   }
-  std::optional<std::vector<provisioner::Variation>> alternatives;
-  if (args.sensitivity) {
-    auto varied = plan_variations(*config, checked);
-    if (!varied) return report_failure(varied.error());
-    alternatives = std::move(*varied);
-  }
   if (args.json) {
-    if (alternatives) document["sensitivity"] = provisioner::variations_json(*alternatives);
     fmt::print("{}\n", document.dump(2));
     return 0;
   }
   fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
-  if (alternatives)
-    fmt::print("\nwith another setting\n{}", provisioner::variations_table(*alternatives, screen_columns()));
+  if (study)
+    fmt::print("\nidle against price\n{}\nwith another setting\n{}",
+               provisioner::idle_curve_table(study->idle_curve, screen_columns()),
+               provisioner::variations_table(study->variations, screen_columns()));
   if (!args.output.empty()) print_stderr("rent this fleet with: echoline apply {}\n", args.output);
   return 0;
 }
@@ -110,7 +120,9 @@ void add_plan(Verb& app, int& exit_code) {
       ->one_value_each();
   verb->add_option("--explain", args->explain,
                    "explain why this offer is rented or not, and at what price that would change");
-  verb->add_flag("--sensitivity", args->sensitivity, "also show the result of another S, kappa, uplink or price");
+  verb->add_flag("--sensitivity", args->sensitivity,
+                 "also show the learner's idle time against the price, and the result of another S, lookahead, kappa, "
+                 "uplink or price");
   verb->add_option("-o,--output", args->output, "write the plan to this file, for `echoline apply`");
   verb->add_flag("--json", args->json, "print the plan or the errors as JSON");
   verb->add_flag("--dot", args->dot, "print which node would send to which, for Graphviz");

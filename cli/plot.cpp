@@ -75,10 +75,12 @@ std::string panel_svg(const Panel& panel, double top, double x_max) {
 }  // namespace
 
 std::string run_svg(const std::string& title, const std::vector<json>& metrics) {
-  Series reward{"mean reward", "#1b6ca8", {}}, evaluation{"held-out accuracy", "#c0392b", {}, true};
+  Series reward{"mean reward", "#1b6ca8", {}};
+  Series evaluation{.name = "held-out accuracy", .colour = "#c0392b", .points = {}, .is_scatter = true};
   Series wait{"waiting for rollouts", "#c0392b", {}}, train{"training", "#1b6ca8", {}};
-  Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, formula{"transfer, formula", "#7f8c8d", {}},
-      bound{"lower bound", "#27ae60", {}};
+  // T_b is the time from publishing a policy until most workers have installed it.
+  Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, predicted{"transfer, formula", "#7f8c8d", {}},
+      lower_bound{"lower bound", "#27ae60", {}};
   Series oldest{"oldest rollout", "#c0392b", {}}, average{"mean", "#1b6ca8", {}};
   double x_max = 1;
   for (const json& row : metrics) {
@@ -103,14 +105,14 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
     } else if (kind == "broadcast" && !row.value("snapshot", false)) {
       const double x = row.at("version");
       t_b.points[x] = row.at("t_b_seconds");
-      bound.points[x] = row.at("lower_bound_seconds");
-      if (row.contains("predicted_seconds")) formula.points[x] = row.at("predicted_seconds");
+      lower_bound.points[x] = row.at("lower_bound_seconds");
+      if (row.contains("predicted_seconds")) predicted.points[x] = row.at("predicted_seconds");
     }
   }
   const std::vector<Panel> panels{
       {"reward and accuracy", {reward, evaluation}},
       {"seconds of a learner step", {wait, train}},
-      {"seconds from publishing a policy to its installation on the workers", {t_b, formula, bound}},
+      {"seconds from publishing a policy to its installation on the workers", {t_b, predicted, lower_bound}},
       {"staleness, learner steps", {oldest, average}}};
   const double height = kTopMargin + static_cast<double>(panels.size()) * (kPanelHeight + kPanelGap) + 10;
   std::string out = fmt::format(

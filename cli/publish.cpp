@@ -30,7 +30,7 @@ constexpr Duration kQuietTime = std::chrono::seconds(2);
 struct Arguments {
   std::string run, policy, watch, strip_prefix;
   std::size_t version = 0;         // 0: the policy the run starts with
-  std::size_t version_offset = 0;  // by which the numbers of watched folders are ahead of versions
+  std::size_t version_offset = 0;  // how much the numbers of watched folders are ahead of the run's versions
 };
 
 // Calls the HTTP interface for trainers of a run's learner.
@@ -89,23 +89,23 @@ class RunClient {
   std::unique_ptr<httplib::Client> client_;
 };
 
-// The number at the end of a name, such as step_12, checkpoint-12, global_step12.
-std::optional<std::uint64_t> version_in_name(const std::string& name) {
+// Returns the number at the end of a name, such as step_12, checkpoint-12, global_step12.
+std::optional<std::uint64_t> number_in_name(const std::string& name) {
   constexpr std::size_t kDigitsMax = 12;
   const std::size_t digits = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
   if (digits == 0 || digits > kDigitsMax) return std::nullopt;
   return std::stoull(name.substr(name.size() - digits));
 }
 
-// The Hugging Face folder in a checkpoint, or the checkpoint itself. verl saves into actor/huggingface.
+// The Hugging Face or PEFT folder in a checkpoint, or the checkpoint itself. verl saves into actor/huggingface.
 fs::path weights_folder(const fs::path& checkpoint) {
   for (const char* subfolder : {"", "hf", "huggingface", "model", "weights", "actor/huggingface", "policy"})
-    for (const char* file : {"model.safetensors", delta::kCheckpointIndexName})
+    for (const char* file : {"model.safetensors", delta::kCheckpointIndexName, delta::kAdapterFileName})
       if (std::error_code error; fs::exists(checkpoint / subfolder / file, error)) return checkpoint / subfolder;
   return checkpoint;
 }
 
-// The time of the last write to the folder or anything in it; absent while files come and go.
+// Returns the time of the last write to the folder or anything in it; absent while files come and go.
 std::optional<fs::file_time_type> newest_write_time(const fs::path& folder) {
   std::error_code error;
   fs::file_time_type newest = fs::last_write_time(folder, error);
@@ -114,8 +114,8 @@ std::optional<fs::file_time_type> newest_write_time(const fs::path& folder) {
   return error ? std::nullopt : std::optional(newest);
 }
 
-// Why a checkpoint cannot be published yet, or as it is.
-std::string why_incomplete(const fs::path& checkpoint, const std::string& opening_error) {
+// Returns why a checkpoint cannot be published: it is not complete yet, or has another format.
+std::string why_not_publishable(const fs::path& checkpoint, const std::string& opening_error) {
   std::error_code error;
   for (fs::recursive_directory_iterator it(checkpoint, error), end; !error && it != end; it.increment(error)) {
     const std::string extension = it->path().extension().string();
@@ -130,7 +130,7 @@ std::string why_incomplete(const fs::path& checkpoint, const std::string& openin
   return fmt::format("{} is not complete yet: {}", checkpoint.string(), opening_error);
 }
 
-// A message for the user: the version that the learner waits for, and the versions in the folder.
+// Returns a message for the user: the version that the learner waits for, and the versions in the folder.
 std::string why_waiting(const json& wanted_version, const std::map<std::uint64_t, fs::path>& checkpoints,
                         const std::string& folder) {
   if (!wanted_version.is_number()) return "the learner wants no policy now: it waits for its trainer's next step";
@@ -160,7 +160,7 @@ std::string publish_checkpoint(RunClient& client, std::uint64_t version, const f
                                const std::string& strip_prefix) {
   const fs::path weights = weights_folder(checkpoint);
   if (const auto opened = delta::Checkpoint::open(weights); !opened)
-    return fmt::format("version {}: {}", version, why_incomplete(checkpoint, opened.error().detail));
+    return fmt::format("version {}: {}", version, why_not_publishable(checkpoint, opened.error().detail));
   const auto published = client.publish(version, weights, strip_prefix);
   if (!published) return fmt::format("version {} from {}: {}", version, weights.string(), published.error().message());
   return fmt::format("version {} is published from {}", version, weights.string());
@@ -183,7 +183,7 @@ int watch_folder(const Arguments& args) {
     std::error_code error;
     std::map<std::uint64_t, fs::path> checkpoints;
     for (fs::directory_iterator it(args.watch, error), end; !error && it != end; it.increment(error))
-      if (const auto number = version_in_name(it->path().filename().string());
+      if (const auto number = number_in_name(it->path().filename().string());
           number && *number >= args.version_offset && it->is_directory(error))
         checkpoints.emplace(*number - args.version_offset, it->path());
     if (error && first_round)
@@ -196,7 +196,8 @@ int watch_folder(const Arguments& args) {
     } else if (const auto written_at = newest_write_time(wanted->second);
                written_at && fs::file_time_type::clock::now() - *written_at >= kQuietTime) {
       std::string message = publish_checkpoint(*client, wanted->first, wanted->second, args.strip_prefix);
-      if (std::string& last = reported[wanted->first]; last != message) print_stderr("{}\n", last = std::move(message));
+      std::string& reported_message = reported[wanted->first];
+      if (reported_message != message) print_stderr("{}\n", reported_message = std::move(message));
     }
     std::this_thread::sleep_for(kPollInterval);
   }
@@ -225,7 +226,9 @@ void add_publish(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("publish", "Give a policy that another trainer has saved to its run");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "the run's name or folder")->required();
-  verb->add_option("policy", args->policy, "a Hugging Face folder or a .safetensors file of the run's model");
+  verb->add_option("policy", args->policy,
+                   "a Hugging Face folder or a .safetensors file of the run's model; with learner.adapter also PEFT's "
+                   "folder of an adapter");
   verb->add_option("--version", args->version, "number of learner steps that made this policy");
   verb->add_option("--watch", args->watch,
                    "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "

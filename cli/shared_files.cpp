@@ -17,10 +17,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kReadLibrary = "read library";
 
-// The sections of a library that are needed here. All are empty unless it is a 64-bit ELF file with a section table.
-class SharedFile {
+// The sections of a library that this file uses. All are empty unless it is a 64-bit ELF file with a section table.
+class ElfFile {
  public:
-  explicit SharedFile(std::span<const std::byte> bytes) : bytes_(bytes) {
+  explicit ElfFile(std::span<const std::byte> bytes) : bytes_(bytes) {
     const auto* const header = at<Elf64_Ehdr>(0);
     if (header == nullptr || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
         header->e_ident[EI_CLASS] != ELFCLASS64)
@@ -99,8 +99,9 @@ class SharedFile {
   Section symbols_, dynamic_, versions_;
 };
 
-// Whether the library does its work when it is loaded, without a symbol that others take from it.
-bool registers_itself(const std::string& name) {
+// Whether the library is used although no other library takes a symbol from it: it registers itself when it is loaded,
+// or is the loader.
+bool is_used_without_symbols(const std::string& name) {
   for (const char* const prefix : {"libtorch", "libc10", "libcaffe2", "libcu", "libnv", "ld-linux"})
     if (name.starts_with(prefix)) return true;
   return false;
@@ -110,7 +111,7 @@ bool registers_itself(const std::string& name) {
 
 Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, const std::vector<fs::path>& roots) {
   std::vector<delta::MappedFile> files;
-  std::vector<SharedFile> parsed;
+  std::vector<ElfFile> parsed;
   std::unordered_map<std::string_view, std::vector<std::size_t>> definers_of_symbol;  // indices in `loaded`
   std::unordered_map<std::string, std::size_t> index_by_name;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
@@ -129,10 +130,11 @@ Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, co
     is_needed[i] = true;
   };
   for (std::size_t i = 0; i < loaded.size(); ++i)
-    if (registers_itself(loaded[i].filename()) || std::find(roots.begin(), roots.end(), loaded[i]) != roots.end())
+    if (is_used_without_symbols(loaded[i].filename()) ||
+        std::find(roots.begin(), roots.end(), loaded[i]) != roots.end())
       mark_needed(i);
   while (!unvisited.empty()) {
-    const SharedFile& file = parsed[unvisited.back()];
+    const ElfFile& file = parsed[unvisited.back()];
     unvisited.pop_back();
     const auto mark_named = [&](std::string_view name) {
       if (const auto found = index_by_name.find(std::string(name)); found != index_by_name.end())
@@ -146,6 +148,7 @@ Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, co
       if (const auto found = definers_of_symbol.find(name); found != definers_of_symbol.end())
         for (const std::size_t i : found->second) mark_needed(i);
     });
+    // Without symbols it is not known what the file uses, so it needs all that it names.
     if (has_symbols) continue;
     for (const Elf64_Dyn& entry : file.dynamic_entries()) mark_named(file.needed_library(entry));
   }
@@ -157,24 +160,24 @@ Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, co
 
 Result<std::vector<std::string>> needed_libraries(const fs::path& file) {
   ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReadLibrary));
-  const SharedFile shared(mapped.bytes());
+  const ElfFile elf_file(mapped.bytes());
   std::vector<std::string> names;
-  for (const Elf64_Dyn& entry : shared.dynamic_entries())
-    if (const std::string_view name = shared.needed_library(entry); !name.empty()) names.emplace_back(name);
+  for (const Elf64_Dyn& entry : elf_file.dynamic_entries())
+    if (const std::string_view name = elf_file.needed_library(entry); !name.empty()) names.emplace_back(name);
   return names;
 }
 
 Result<int> remove_needed(const fs::path& file, const std::set<std::string>& names) {
   ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReadLibrary));
-  const SharedFile shared(mapped.bytes());
-  std::vector<Elf64_Dyn> entries = shared.dynamic_entries();
+  const ElfFile elf_file(mapped.bytes());
+  std::vector<Elf64_Dyn> entries = elf_file.dynamic_entries();
   const std::size_t entry_count = entries.size();
   std::erase_if(entries,
-                [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed_library(entry))); });
+                [&](const Elf64_Dyn& entry) { return names.contains(std::string(elf_file.needed_library(entry))); });
   const int removed = static_cast<int>(entry_count - entries.size());
   entries.resize(entry_count, Elf64_Dyn{});  // DT_NULL, which ends the table
   if (removed > 0)
-    std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(),
+    std::memcpy(mapped.mutable_bytes().data() + elf_file.dynamic_offset(), entries.data(),
                 entry_count * sizeof(Elf64_Dyn));
   return removed;
 }

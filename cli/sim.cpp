@@ -230,7 +230,7 @@ void add_sim(Verb& app, int& exit_code) {
   add_sim_soak(*verb, exit_code);
   market::add_verb(*verb, exit_code);
   verb->callback([args, verb, &exit_code] {
-    if (!verb->verb_was_given()) exit_code = run(*args);
+    if (!verb->subverb_was_given()) exit_code = run(*args);
   });
 }
 

@@ -55,27 +55,29 @@ int run(const Arguments& args) {
   if (!overrides) return report_failure(overrides.error());
   if (args.scenario.empty() == args.like.empty())
     return report_failure(fail(Code::kInvalid, "sim run", "expected either a scenario file or --like with a run"));
-  std::optional<MeasuredRun> like;
+  std::optional<MeasuredRun> measured_run;
   if (!args.like.empty()) {
     const auto folder = find_run(args.like);
     if (!folder) return report_failure(folder.error());
     auto measured = read_measured_run(*folder);
     if (!measured) return report_failure(measured.error());
-    like = std::move(*measured);
+    measured_run = std::move(*measured);
     // A step time from the user replaces the step times of the run.
     if (std::ranges::any_of(*overrides,
                             [](const auto& key_value) { return key_value.first == "simulation.step_time"; }))
-      std::erase_if(like->world, [](const auto& key_value) { return key_value.first == "simulation.step_seconds"; });
-    overrides->insert(overrides->begin(), like->world.begin(), like->world.end());
+      std::erase_if(measured_run->world,
+                    [](const auto& key_value) { return key_value.first == "simulation.step_seconds"; });
+    overrides->insert(overrides->begin(), measured_run->world.begin(), measured_run->world.end());
   }
   if (args.seed) overrides->emplace_back("simulation.seed", *args.seed);
-  auto scenario = load_sim_run(ConfigFile::load(like ? like->config.string() : args.scenario), *overrides);
+  auto scenario =
+      load_sim_run(ConfigFile::load(measured_run ? measured_run->config.string() : args.scenario), *overrides);
   if (!scenario) return report_failure(scenario.error());
   const auto result = sim::simulate_run(scenario->scenario);
   if (!result) return report_failure(result.error());
   auto metrics = sim_run_metrics(*result);
   nlohmann::json report = sim_run_report(*scenario, *result, metrics);
-  if (like) report["simulation"]["like"] = compare(*like, report, metrics);
+  if (measured_run) report["simulation"]["like"] = compare(*measured_run, report, metrics);
   if (!args.out.empty() || args.html) {
     const RunFiles files = files_of(report, std::move(metrics), *result);
     if (!args.out.empty())
@@ -88,7 +90,7 @@ int run(const Arguments& args) {
     fmt::print("{}\n", report.dump(2));
   } else {
     fmt::print("{}", sim_run_table(report));
-    if (like) fmt::print("{}", comparison_table(report["simulation"]["like"]));
+    if (measured_run) fmt::print("{}", comparison_table(report["simulation"]["like"]));
     if (!result->plan_error.empty()) print_stderr("no plan: {}\n", result->plan_error);
   }
   if (result->ended == "completed") return 0;

@@ -23,8 +23,8 @@ Result<std::uint64_t> parse_number(const std::string& text, const char* name) {
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 
-// The absolute path of a program. /usr/bin and /bin come before PATH: workers have their programs, and a sandbox can
-// read them.
+// Returns the absolute path of a program. Searches /usr/bin and /bin before PATH, because workers have these programs
+// and a sandbox can read them.
 Result<fs::path> find_program(const std::string& word) {
   if (word.find('/') != std::string::npos) return fs::absolute(word).lexically_normal();
   const char* path = std::getenv("PATH");
@@ -41,7 +41,8 @@ bool is_system_path(const fs::path& path) {
                              [&](const char* folder) { return path.string().starts_with(folder); });
 }
 
-// `words` are `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program. Adds them to the options of the adapter `process`.
+// Adds the words of a command to the options of the adapter `process`. They are `[INTERPRETER [ARGUMENT...]] SCRIPT`,
+// or a program.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
     return fail(Code::kInvalid, "", "expected a command or script in --options or behind --, found both");
@@ -66,36 +67,36 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   return ok();
 }
 
-Result<TaskChoice> choice_of_adapter(const TaskWords& words) {
+Result<TaskChoice> choice_of_adapter(const TaskArguments& args) {
   TaskChoice choice;
-  choice.task.adapter = choice.label = words.task;
-  if (!words.overrides.empty())
+  choice.task.adapter = choice.label = args.task;
+  if (!args.overrides.empty())
     return fail(Code::kInvalid, "", "--set changes keys of a run file; use --options for an adapter");
   json options = json::object();
-  if (!words.options.empty()) {
-    options = json::parse(words.options, nullptr, false);
+  if (!args.options.empty()) {
+    options = json::parse(args.options, nullptr, false);
     if (!options.is_object())
       return fail(Code::kInvalid, "", "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'",
-                  words.options.substr(0, 200));
+                  args.options.substr(0, 200));
   }
-  if (!words.command.empty()) {
-    if (words.task != "process")
-      return fail(Code::kInvalid, "", "only the adapter `process` takes a program behind --, found '{}'", words.task);
-    ECHO_TRY(add_command(words.command, options));
-    choice.label = fmt::format("process ({})", words.command.back());
+  if (!args.command.empty()) {
+    if (args.task != "process")
+      return fail(Code::kInvalid, "", "only the adapter `process` takes a program behind --, found '{}'", args.task);
+    ECHO_TRY(add_command(args.command, options));
+    choice.label = fmt::format("process ({})", args.command.back());
   }
   choice.task.options_json = options.dump(-1, ' ', false, json::error_handler_t::replace);
   return choice;
 }
 
-Result<TaskChoice> choice_of_file(const TaskWords& words, const fs::path& path) {
-  if (!words.options.empty())
+Result<TaskChoice> choice_of_file(const TaskArguments& args, const fs::path& path) {
+  if (!args.options.empty())
     return fail(Code::kInvalid, "",
                 "{} contains the options of its task; use --set task.options.NAME=VALUE to change one", path.string());
-  if (!words.command.empty())
+  if (!args.command.empty())
     return fail(Code::kInvalid, "", "{} names its task; only the adapter `process` takes a program behind --",
                 path.string());
-  ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
+  ECHO_ASSIGN(const auto overrides, parse_overrides(args.overrides));
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
   return TaskChoice{config.task, config.prompts, config.run.seed,
                     fmt::format("{} of {}", config.task.adapter, path.string())};
@@ -103,7 +104,7 @@ Result<TaskChoice> choice_of_file(const TaskWords& words, const fs::path& path) 
 
 }  // namespace
 
-void TaskWords::add_options(Verb& verb) {
+void TaskArguments::add_options(Verb& verb) {
   verb.add_option("task", task, "a run file, the folder of a run, or the name of an adapter")->required();
   verb.add_option("command", command, "the task's program, behind `process --`, such as python3 task.py");
   verb.add_option("--options", options, "options of an adapter, as JSON; `echoline adapter list NAME` shows them");
@@ -112,21 +113,21 @@ void TaskWords::add_options(Verb& verb) {
   verb.add_option("--seed", seed, "seed of the problems (default: the run's, otherwise 1)");
 }
 
-Result<TaskChoice> choose_task(const TaskWords& words) {
+Result<TaskChoice> choose_task(const TaskArguments& args) {
   std::error_code ignored;
   const auto names = data_plane::adapter_names();
-  const bool is_adapter_name = std::ranges::find(names, words.task) != names.end();
-  fs::path path = words.task;
+  const bool is_adapter_name = std::ranges::find(names, args.task) != names.end();
+  fs::path path = args.task;
   if (fs::is_directory(path, ignored) && !is_adapter_name) path /= "config.yaml";
   Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
-    if (is_adapter_name) return choice_of_adapter(words);
-    if (fs::exists(path, ignored)) return choice_of_file(words, path);
+    if (is_adapter_name) return choice_of_adapter(args);
+    if (fs::exists(path, ignored)) return choice_of_file(args, path);
     return fail(Code::kInvalid, "",
-                "'{}' is neither a run file nor an adapter{}; `echoline adapter list` shows the adapters", words.task,
-                did_you_mean(words.task, names));
+                "'{}' is neither a run file nor an adapter{}; `echoline adapter list` shows the adapters", args.task,
+                did_you_mean(args.task, names));
   }();
-  if (choice && words.seed) {
-    ECHO_ASSIGN(choice->seed, parse_number(*words.seed, "--seed"));
+  if (choice && args.seed) {
+    ECHO_ASSIGN(choice->seed, parse_number(*args.seed, "--seed"));
   }
   return choice;
 }

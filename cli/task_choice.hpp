@@ -13,7 +13,7 @@
 namespace echoline::cli {
 
 // The arguments of the command line that name the task.
-struct TaskWords {
+struct TaskArguments {
   std::string task;                  // a run file, the folder of a run, or an adapter's name
   std::vector<std::string> command;  // the words behind --: a program for the adapter `process`
   std::string options;
@@ -31,6 +31,6 @@ struct TaskChoice {
 };
 
 // kInvalid lists everything that is wrong; mistakes in a run file start with `file:line:col: `.
-Result<TaskChoice> choose_task(const TaskWords& words);
+Result<TaskChoice> choose_task(const TaskArguments& args);
 
 }  // namespace echoline::cli

@@ -11,11 +11,11 @@
 namespace echoline::cli {
 namespace {
 
-// Appends the command of `app` and those of its verbs. `path`: the names of the verbs that lead to `app`.
+// Describes `app` and, recursively, its verbs as commands. `path`: the names of the verbs that lead to `app`.
 void collect_commands(const CLI::App& app, const std::string& path, std::vector<Command>& commands) {
   Command command;
   command.path = path;
-  command.meaning = app.get_description();
+  command.help_text = app.get_description();
   command.footer = app.get_footer();
   for (const CLI::Option* option : app.get_options()) {
     Option entry;
@@ -23,7 +23,7 @@ void collect_commands(const CLI::App& app, const std::string& path, std::vector<
     for (const std::string& name : option->get_lnames()) entry.names.push_back("--" + name);
     entry.positional = entry.names.empty();
     if (entry.positional) entry.names.push_back(option->get_name(true));
-    entry.meaning = option->get_description();
+    entry.help_text = option->get_description();
     entry.default_value = option->get_default_str();
     entry.takes_value = option->get_items_expected_max() > 0;
     entry.required = option->get_required();
@@ -54,7 +54,7 @@ class HelpPages : public CLI::Formatter {
     usage.erase(usage.find_last_not_of('\n') + 1);
     return wrap_text(usage, 0, kUsageIndent, kHelpColumns);
   }
-  // The verb's meaning, and examples of its use.
+  // Describes the verb and gives examples of its use.
   std::string make_description(const CLI::App* app) const override {
     std::string text = wrap_text(app->get_description(), 0, 0, kHelpColumns) + "\n";
     for (const char* const example : examples_of(path_of(*app))) text += fmt::format("  {}\n", example);
@@ -67,17 +67,17 @@ class HelpPages : public CLI::Formatter {
     return two_columns(verb->get_display_name(true), verb->get_description());
   }
 
-  // Names on the left, their meaning in a column on the right.
-  std::string two_columns(const std::string& names, const std::string& meaning) const {
-    const std::size_t meaning_column = get_column_width();
+  // Puts the names on the left and their help text in a column on the right.
+  std::string two_columns(const std::string& names, const std::string& help_text) const {
+    const std::size_t help_column = get_column_width();
     std::string left = wrap_text(names, 2, 4, kHelpColumns);
-    const std::string right = wrap_text(meaning, meaning_column, meaning_column, kHelpColumns);
-    if (meaning.empty()) return left;
+    const std::string right = wrap_text(help_text, help_column, help_column, kHelpColumns);
+    if (help_text.empty()) return left;
     // `left` ends with a newline. rfind() returns npos for a single line; npos + 1 is 0.
     const std::size_t last_line_start = left.rfind('\n', left.size() - 2) + 1;
     const std::size_t last_line_width = left.size() - 1 - last_line_start;
-    if (last_line_width + 1 > meaning_column) return left + right;
-    // The meaning begins on the last line of the names: its indent is shortened by their width.
+    if (last_line_width + 1 > help_column) return left + right;
+    // The help text begins on the last line of the names, so its indent is shortened by their width.
     left.pop_back();
     return left + right.substr(last_line_width);
   }
@@ -127,25 +127,25 @@ VerbOption* VerbOption::non_negative() {
   return this;
 }
 
-Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {
+Verb::Verb(const std::string& help_text) : owned_(std::make_unique<CLI::App>(help_text)), app_(owned_.get()) {
   app_->formatter(std::make_shared<HelpPages>());  // the verbs inherit it
 }
 Verb::Verb(CLI::App* app) : app_(app) {}
 Verb::~Verb() = default;
 
-Verb* Verb::add_verb(const std::string& name, const std::string& meaning) {
-  children_.push_back(std::unique_ptr<Verb>(new Verb(app_->add_subcommand(name, meaning))));
+Verb* Verb::add_verb(const std::string& name, const std::string& help_text) {
+  children_.push_back(std::unique_ptr<Verb>(new Verb(app_->add_subcommand(name, help_text))));
   return children_.back().get();
 }
 
 VerbOption* Verb::wrap_option(CLI::Option* option) { return &options_.emplace_back(option); }
 
 template <class Value>
-VerbOption* Verb::add_option(const std::string& names, Value& value, const std::string& meaning) {
-  return wrap_option(app_->add_option(names, value, meaning));
+VerbOption* Verb::add_option(const std::string& names, Value& value, const std::string& help_text) {
+  return wrap_option(app_->add_option(names, value, help_text));
 }
-VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::string& meaning) {
-  return wrap_option(app_->add_flag(names, value, meaning));
+VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::string& help_text) {
+  return wrap_option(app_->add_flag(names, value, help_text));
 }
 
 void Verb::footer(const std::string& text) {
@@ -163,7 +163,7 @@ void Verb::footer(const std::string& text) {
 void Verb::version(const std::string& text) { app_->set_version_flag("--version", text); }
 void Verb::require_verb() { app_->require_subcommand(1); }
 void Verb::callback(std::function<void()> run) { app_->callback(std::move(run)); }
-bool Verb::verb_was_given() const { return !app_->get_subcommands().empty(); }
+bool Verb::subverb_was_given() const { return !app_->get_subcommands().empty(); }
 
 std::vector<std::string> Verb::verbs() const {
   std::vector<std::string> names;
@@ -201,6 +201,7 @@ template VerbOption* Verb::add_option(const std::string&, std::vector<std::size_
 template VerbOption* Verb::add_option(const std::string&, int&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, unsigned&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::optional<unsigned>&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::optional<std::uint64_t>&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::uint16_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::int64_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::uint64_t&, const std::string&);

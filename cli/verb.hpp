@@ -18,7 +18,7 @@ class Option;
 
 namespace echoline::cli {
 
-struct Command;
+struct Command;  // a verb as data, for reference pages and completion (command_tree.hpp)
 
 // An option, flag or positional argument of a verb. Functions return `this`, so that calls can be chained.
 class VerbOption {
@@ -45,25 +45,25 @@ class VerbOption {
 // must exist until the verb's callback has run.
 class Verb {
  public:
-  explicit Verb(const std::string& meaning);  // creates the program, the root of all verbs
+  explicit Verb(const std::string& help_text);  // creates the program, the root of all verbs
   ~Verb();
   Verb(const Verb&) = delete;
   Verb& operator=(const Verb&) = delete;
 
-  Verb* add_verb(const std::string& name, const std::string& meaning);
-  // `names` is "-o,--output", or a bare name for a positional argument. The end of verb.cpp lists the types
-  // that `Value` can be.
+  Verb* add_verb(const std::string& name, const std::string& help_text);
+  // `names` is "-o,--output", or a bare name for a positional argument. --help prints `help_text`. The end of verb.cpp
+  // lists the types that `Value` can be.
   template <class Value>
-  VerbOption* add_option(const std::string& names, Value& value, const std::string& meaning);
-  VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, Value& value, const std::string& help_text);
+  VerbOption* add_flag(const std::string& names, bool& value, const std::string& help_text);
   // Text at the end of --help. Lines wider than the page are wrapped, so break a longer example command yourself, with
   // a backslash at the end of each line.
   void footer(const std::string& text);
   void version(const std::string& text);
   void require_verb();  // parse() then refuses a command line without a verb below this one
   void callback(std::function<void()> run);
-  bool verb_was_given() const;
-  std::vector<std::string> verbs() const;
+  bool subverb_was_given() const;          // whether the command line names a verb below this one
+  std::vector<std::string> verbs() const;  // names of the verbs below this one
   // Runs the callback of the named verb. Returns 0 if the callback ran or --help was printed, 2 if an argument is
   // invalid.
   int parse(int argc, const char* const* argv);

@@ -93,20 +93,20 @@ Result<BuiltInEngine> built_in_engine() {
   return BuiltInEngine(opened.functions->make_engine);
 }
 
-Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
-                              const std::vector<model::Token>& prompt, const model::Sampling& sampling) {
+Result<model::Generation> generate_response(const std::filesystem::path& folder, const std::string& device,
+                                            const std::vector<model::Token>& prompt, const model::Sampling& sampling) {
   ECHO_ASSIGN(const OpenedModule& opened, torch_module());
   return opened.functions->ask(folder, device, prompt, sampling);
 }
 
-Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) {
+Status answer_questions(const std::filesystem::path& folder, const model::Questions& questions) {
   ECHO_ASSIGN(const OpenedModule& opened, torch_module());
   return opened.functions->ask_all(folder, questions);
 }
 
-Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
-                                 const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
-                                 double temperature) {
+Result<std::vector<float>> score_continuation(const std::filesystem::path& folder, const std::string& device,
+                                              const std::vector<model::Token>& prompt,
+                                              const std::vector<model::Token>& continuation, double temperature) {
   ECHO_ASSIGN(const OpenedModule& opened, torch_module());
   return opened.functions->score(folder, device, prompt, continuation, temperature);
 }

@@ -16,15 +16,16 @@ learner::BuiltIn built_in_trainer() { return {}; }
 Result<BuiltInEngine> built_in_engine() { return BuiltInEngine(); }
 Result<std::optional<std::filesystem::path>> open_built_in() { return std::optional<std::filesystem::path>(); }
 
-Result<model::Generation> ask(const std::filesystem::path&, const std::string&, const std::vector<model::Token>&,
-                              const model::Sampling&) {
+Result<model::Generation> generate_response(const std::filesystem::path&, const std::string&,
+                                            const std::vector<model::Token>&, const model::Sampling&) {
   return needs_torch();
 }
 
-Status ask_all(const std::filesystem::path&, const model::Questions&) { return needs_torch(); }
+Status answer_questions(const std::filesystem::path&, const model::Questions&) { return needs_torch(); }
 
-Result<std::vector<float>> score(const std::filesystem::path&, const std::string&, const std::vector<model::Token>&,
-                                 const std::vector<model::Token>&, double) {
+Result<std::vector<float>> score_continuation(const std::filesystem::path&, const std::string&,
+                                              const std::vector<model::Token>&, const std::vector<model::Token>&,
+                                              double) {
   return needs_torch();
 }
 

@@ -12,15 +12,15 @@ namespace {
 constexpr std::size_t kWindow = 10;        // the first and the last steps that are compared
 constexpr std::size_t kSkippedInARow = 3;  // steps with a skipped update
 // Multiples of the first steps' means.
-constexpr double kEntropyShare = 0.1, kLengthFactor = 2;
+constexpr double kEntropyShareMin = 0.1, kLengthFactor = 2;
 // Smallest normal share of the tokens that are effective, and of the groups that are informative.
-constexpr double kEffectiveMin = 0.3, kInformativeMin = 0.05;
+constexpr double kEffectiveShareMin = 0.3, kInformativeShareMin = 0.05;
 // A larger share of truncated responses is too much.
-constexpr double kTruncatedMax = 0.5;
+constexpr double kTruncatedShareMax = 0.5;
 // Above this accuracy, low entropy and few differences are normal.
-constexpr double kSolved = 0.9;
+constexpr double kSolvedAccuracyMin = 0.9;
 // A larger gain in accuracy counts as learning.
-constexpr double kLearned = 0.01;
+constexpr double kAccuracyGainMin = 0.01;
 // A reward has risen if it exceeds the first steps' mean by so many of their spreads, and by this share of the mean.
 constexpr double kRewardSpreads = 5, kRewardRiseMin = 0.1;
 
@@ -68,10 +68,10 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
   measured.skipped_update = number(row, "updates_skipped") > 0;
   if (measured.informative_share > 0 && row.contains("entropy")) measured.entropy = number(row, "entropy");
   if (measured.informative_share > 0 && row.contains("effective_sample_fraction"))
-    measured.effective = number(row, "effective_sample_fraction");
-  if (first_.size() < kWindow) first_.push_back(measured);
-  last_.push_back(measured);
-  if (last_.size() > kWindow) last_.pop_front();
+    measured.effective_share = number(row, "effective_sample_fraction");
+  if (first_steps_.size() < kWindow) first_steps_.push_back(measured);
+  last_steps_.push_back(measured);
+  if (last_steps_.size() > kWindow) last_steps_.pop_front();
   find_new_alarms(step, new_alarms);
   return new_alarms;
 }
@@ -83,59 +83,62 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
     is_active = applies;
   };
   apply_rule("updates_skipped",
-             last_.size() >= kSkippedInARow &&
-                 std::all_of(last_.end() - kSkippedInARow, last_.end(),
+             last_steps_.size() >= kSkippedInARow &&
+                 std::all_of(last_steps_.end() - kSkippedInARow, last_steps_.end(),
                              [](const Step& step_figures) { return step_figures.skipped_update; }),
              fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
              "go back to a checkpoint (--resume) with a lower learner.learning_rate");
-  if (newest_step_ < 2 * kWindow || first_.size() < kWindow) return;
+  if (newest_step_ < 2 * kWindow || first_steps_.size() < kWindow) return;
 
   const auto reward = [](const Step& step_figures) { return std::optional(step_figures.reward); };
   const auto accuracy = [](const Step& step_figures) { return std::optional(step_figures.accuracy); };
   const auto length = [](const Step& step_figures) { return std::optional(step_figures.length_tokens); };
-  const double reward_then = *mean(first_, reward), reward_now = *mean(last_, reward);
-  const double accuracy_then = *mean(first_, accuracy), accuracy_now = *mean(last_, accuracy);
-  const double length_then = *mean(first_, length), length_now = *mean(last_, length);
+  const double reward_then = *mean(first_steps_, reward), reward_now = *mean(last_steps_, reward);
+  const double accuracy_then = *mean(first_steps_, accuracy), accuracy_now = *mean(last_steps_, accuracy);
+  const double length_then = *mean(first_steps_, length), length_now = *mean(last_steps_, length);
   const double truncated_now =
-      *mean(last_, [](const Step& step_figures) { return std::optional(step_figures.truncated_share); });
+      *mean(last_steps_, [](const Step& step_figures) { return std::optional(step_figures.truncated_share); });
   const double informative_now =
-      *mean(last_, [](const Step& step_figures) { return std::optional(step_figures.informative_share); });
-  const auto entropy_then = mean(first_, [](const Step& step_figures) { return step_figures.entropy; });
-  const auto entropy_now = mean(last_, [](const Step& step_figures) { return step_figures.entropy; });
-  const auto effective_now = mean(last_, [](const Step& step_figures) { return step_figures.effective; });
+      *mean(last_steps_, [](const Step& step_figures) { return std::optional(step_figures.informative_share); });
+  const auto entropy_then = mean(first_steps_, [](const Step& step_figures) { return step_figures.entropy; });
+  const auto entropy_now = mean(last_steps_, [](const Step& step_figures) { return step_figures.entropy; });
+  const auto effective_now = mean(last_steps_, [](const Step& step_figures) { return step_figures.effective_share; });
   double variance = 0;
-  for (const Step& first : first_) variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
+  for (const Step& first : first_steps_)
+    variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
   const double rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
 
   apply_rule("entropy_collapse",
-             entropy_then && entropy_now && *entropy_now < kEntropyShare * *entropy_then && accuracy_now < kSolved,
+             entropy_then && entropy_now && *entropy_now < kEntropyShareMin * *entropy_then &&
+                 accuracy_now < kSolvedAccuracyMin,
              fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0),
                          entropy_then.value_or(0), accuracy_now),
              "the policy has stopped exploring: raise learner.clip_high, or keep it near the reference "
              "(learner.kl_coefficient), and lower learner.learning_rate");
   apply_rule(
       "length_explosion",
-      length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedMax),
+      length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedShareMax),
       fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}", length_now,
                   length_then, 100 * truncated_now, reward_now, reward_then),
       "the reward favours long responses, or success is cut off: set learner.truncated to mask or penalty, or use "
       "learner.loss dr_grpo");
   apply_rule(
-      "weights_collapse", effective_now && *effective_now < kEffectiveMin,
+      "weights_collapse", effective_now && *effective_now < kEffectiveShareMin,
       fmt::format("an effective sample of {:.0f} % of the tokens", 100 * effective_now.value_or(0)),
       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or use "
       "learner.loss m2po. If it happens with a budget of 0, workers compute other probabilities than the learner");
-  const bool held_out_does_not_rise = held_out_last_ && *held_out_last_ <= *held_out_first_ + kLearned;
+  const bool held_out_does_not_rise = held_out_last_ && *held_out_last_ <= *held_out_first_ + kAccuracyGainMin;
   const bool reward_rises = reward_now > reward_then + rise_min;
   apply_rule(
-      "reward_without_learning", reward_rises && (accuracy_now <= accuracy_then + kLearned || held_out_does_not_rise),
+      "reward_without_learning",
+      reward_rises && (accuracy_now <= accuracy_then + kAccuracyGainMin || held_out_does_not_rise),
       fmt::format("reward {:.3f}, at first {:.3f}; accuracy {:.3f}, at first {:.3f}{}", reward_now, reward_then,
                   accuracy_now, accuracy_then,
                   held_out_last_ ? fmt::format("; held out {:.3f}, at first {:.3f}", *held_out_last_, *held_out_first_)
                                  : std::string()),
       "the reward rises without more solved problems: read the model's responses (echoline model generate) and "
       "correct the reward");
-  apply_rule("nothing_to_learn", informative_now < kInformativeMin && accuracy_now < kSolved,
+  apply_rule("nothing_to_learn", informative_now < kInformativeShareMin && accuracy_now < kSolvedAccuracyMin,
              fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now,
                          accuracy_now),
              "problems are too hard or too easy for this policy: choose others, raise rollout.group_size or "

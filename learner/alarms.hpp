@@ -1,5 +1,5 @@
-// Alarms: signs in a run's measurements that training goes wrong, with advice. Pure: they depend only on the rows of
-// metrics.jsonl, so a report and a resumed run find the same alarms as the learner.
+// Alarms: signs in a run's measurements that training goes wrong, with advice. No I/O and no clock: they depend only on
+// the rows of metrics.jsonl, so a report and a resumed run find the same alarms as the learner.
 //
 // The last ten steps are compared with the first ten. There are no alarms before both exist. docs/losses.md has the
 // rules.
@@ -34,15 +34,15 @@ class Alarms {
     double reward = 0, accuracy = 0, length_tokens = 0;  // means
     double truncated_share = 0;                          // of the responses
     double informative_share = 0;                        // of the groups: those with different rewards
-    // `effective`: share of the effective sample. Absent: no token was trained on.
-    std::optional<double> entropy, effective;
+    // `effective_share`: the effective sample as a share of the tokens. Absent: no token was trained on.
+    std::optional<double> entropy, effective_share;
     bool skipped_update = false;  // its gradient was not finite
   };
   using Steps = std::deque<Step>;
   static std::optional<double> mean(const Steps& steps, std::optional<double> (*value)(const Step&));
   void find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms);
 
-  Steps first_, last_;                                    // ten steps each
+  Steps first_steps_, last_steps_;                        // ten steps each
   std::uint64_t newest_step_ = 0;                         // the newest step seen
   std::optional<double> held_out_first_, held_out_last_;  // accuracy of the first and the last evaluation
   std::map<std::string, bool> active_;                    // kind -> whether the alarm lasts

@@ -39,8 +39,8 @@ void Attendance::add_listener(Listener listener) {
 
 void Attendance::on_joined(WorkerId worker, const std::string& offer, std::uint32_t region) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  const bool is_back = known != workers_.end() && known->second.presence != Presence::kPresent;
+  const auto entry = workers_.find(worker);
+  const bool is_back = entry != workers_.end() && entry->second.presence != Presence::kPresent;
   workers_[worker] = {.presence = Presence::kPresent, .is_retired = false, .offer = offer, .region = region};
   notify_listeners({.kind = is_back ? Kind::kBack : Kind::kJoined, .worker = worker, .offer = offer, .region = region});
 }
@@ -67,17 +67,17 @@ void Attendance::on_retired(WorkerId worker) { (void)mark_retired(worker, Kind::
 
 bool Attendance::mark_retired(WorkerId worker, Kind kind) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  if (known == workers_.end() || known->second.presence == Presence::kLost) return false;
-  known->second.is_retired = true;
+  const auto entry = workers_.find(worker);
+  if (entry == workers_.end() || entry->second.presence == Presence::kLost) return false;
+  entry->second.is_retired = true;
   notify_listeners({.kind = kind, .worker = worker});
   return true;
 }
 
 void Attendance::on_drained(WorkerId worker) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  if (known != workers_.end() && known->second.is_retired) notify_listeners({.kind = Kind::kDrained, .worker = worker});
+  const auto entry = workers_.find(worker);
+  if (entry != workers_.end() && entry->second.is_retired) notify_listeners({.kind = Kind::kDrained, .worker = worker});
 }
 
 void Attendance::close() {

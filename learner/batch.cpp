@@ -7,27 +7,27 @@
 
 namespace echoline::learner {
 
-Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& shape) {
+Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape) {
   constexpr auto kOperation = "learner step";
-  if (t.prompt_tokens_size() == 0 || t.response_tokens_size() == 0)
+  if (trajectory.prompt_tokens_size() == 0 || trajectory.response_tokens_size() == 0)
     return fail(Code::kInvalid, kOperation, "trajectory {} has {} prompt and {} response tokens, expected some of both",
-                t.id(), t.prompt_tokens_size(), t.response_tokens_size());
-  if (t.logprobs_size() != t.response_tokens_size())
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens", t.id(),
-                t.logprobs_size(), t.response_tokens_size());
-  if (t.loss_mask_size() != 0 && t.loss_mask_size() != t.response_tokens_size())
+                trajectory.id(), trajectory.prompt_tokens_size(), trajectory.response_tokens_size());
+  if (trajectory.logprobs_size() != trajectory.response_tokens_size())
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens",
+                trajectory.id(), trajectory.logprobs_size(), trajectory.response_tokens_size());
+  if (trajectory.loss_mask_size() != 0 && trajectory.loss_mask_size() != trajectory.response_tokens_size())
     return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens",
-                t.id(), t.loss_mask_size(), t.response_tokens_size());
-  const std::int64_t tokens = std::int64_t{t.prompt_tokens_size()} + t.response_tokens_size();
+                trajectory.id(), trajectory.loss_mask_size(), trajectory.response_tokens_size());
+  const std::int64_t tokens = std::int64_t{trajectory.prompt_tokens_size()} + trajectory.response_tokens_size();
   if (tokens > shape.positions_max)
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(),
-                tokens, shape.positions_max);
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}",
+                trajectory.id(), tokens, shape.positions_max);
   const std::int64_t largest_token =
-      std::max(*std::max_element(t.prompt_tokens().begin(), t.prompt_tokens().end()),
-               *std::max_element(t.response_tokens().begin(), t.response_tokens().end()));
+      std::max(*std::max_element(trajectory.prompt_tokens().begin(), trajectory.prompt_tokens().end()),
+               *std::max_element(trajectory.response_tokens().begin(), trajectory.response_tokens().end()));
   if (largest_token >= shape.vocab_size)
     return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
-                t.id(), largest_token, shape.vocab_size - 1);
+                trajectory.id(), largest_token, shape.vocab_size - 1);
   return ok();
 }
 
@@ -35,19 +35,20 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
   double reward_sum = 0, correct = 0, truncated = 0, several_policies = 0, response_tokens = 0, longest_tokens = 0;
   std::int64_t trained_tokens = 0;
   std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
-  for (const schema::Trajectory& t : batch) {
-    reward_sum += t.reward();
-    correct += t.correct() ? 1 : 0;
-    truncated += t.finished() ? 0 : 1;
-    several_policies += t.spans_size() > 1 ? 1 : 0;  // a span has the tokens of one policy
-    response_tokens += t.response_tokens_size();
-    longest_tokens = std::max<double>(longest_tokens, t.response_tokens_size());
-    const auto& mask = t.loss_mask();
-    trained_tokens += mask.empty() ? t.response_tokens_size()
+  for (const schema::Trajectory& trajectory : batch) {
+    reward_sum += trajectory.reward();
+    correct += trajectory.correct() ? 1 : 0;
+    truncated += trajectory.finished() ? 0 : 1;
+    several_policies += trajectory.spans_size() > 1 ? 1 : 0;  // a span has the tokens of one policy
+    response_tokens += trajectory.response_tokens_size();
+    longest_tokens = std::max<double>(longest_tokens, trajectory.response_tokens_size());
+    const auto& mask = trajectory.loss_mask();
+    trained_tokens += mask.empty() ? trajectory.response_tokens_size()
                                    : std::count_if(mask.begin(), mask.end(), [](float weight) { return weight > 0; });
-    auto& [least, greatest] = rewards.try_emplace(t.group(), t.reward(), t.reward()).first->second;
-    least = std::min<double>(least, t.reward());
-    greatest = std::max<double>(greatest, t.reward());
+    auto& [least, greatest] =
+        rewards.try_emplace(trajectory.group(), trajectory.reward(), trajectory.reward()).first->second;
+    least = std::min<double>(least, trajectory.reward());
+    greatest = std::max<double>(greatest, trajectory.reward());
   }
   const auto responses = static_cast<double>(batch.size());
   const auto informative_groups = std::count_if(rewards.begin(), rewards.end(), [](const auto& group_rewards) {

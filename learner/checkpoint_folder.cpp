@@ -1,4 +1,4 @@
-// Writes and finds checkpoints, for both trainers and the verbs that read a run's policies.
+// Writes and finds checkpoints, for the built-in and the external trainer and for commands that read a run's policies.
 #include "learner/checkpoint_folder.hpp"
 
 #include <fcntl.h>
@@ -39,8 +39,8 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
   return ok();
 }
 
-// An unused folder name for `step`. If the run was resumed from an earlier step, an older checkpoint of the same step
-// keeps its folder until it is pruned.
+// An unused folder name for `step`: "step-000000012", then "step-000000012.001" and so on. If the run was resumed from
+// an earlier step, an older checkpoint of the same step keeps its folder until it is pruned.
 fs::path unused_folder(const fs::path& folder, std::int64_t step) {
   const std::string name = fmt::format("{}{:09}", kPrefix, step);
   fs::path path = folder / name;
@@ -48,7 +48,7 @@ fs::path unused_folder(const fs::path& folder, std::int64_t step) {
   return path;
 }
 
-// Names of the checkpoints, oldest first: they sort by age.
+// Names of the checkpoints by step, and of equal steps the newest last.
 Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
   std::error_code ec;
   std::vector<std::string> names;
@@ -117,7 +117,7 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
     fs::remove_all(complete, ignored);
     return saved.error();
   }
-  // Last, so that a crash leaves a checkpoint too many rather than none.
+  // Prunes last, so that a crash before this line leaves one checkpoint too many rather than none.
   ECHO_TRY(prune(folder, complete.filename().string(), keep_last));
   return complete;
 } catch (const std::exception& error) {
@@ -152,6 +152,8 @@ Result<ResumeReport> read_newest_checkpoint(const fs::path& folder,
   ResumeReport resumed;
   for (const std::string& name : names) {
     const auto step = read(folder / name);
+    // kInvalid: the checkpoint is intact, but this program or configuration cannot use it. That holds for older ones
+    // too.
     if (!step && step.error().code == Code::kInvalid) return step.error();
     if (!step) {
       resumed.damaged.push_back({name, step.error().message()});

@@ -14,8 +14,8 @@
 
 namespace echoline::learner {
 
-// One thread, the desk's. Methods that return a bool return false if the database could not store the change. Then the
-// message waits for another try.
+// One thread, the desk's. The methods that change leases return false if the database could not store the change. Then
+// the message waits for another try.
 class DeskLeases {
  public:
   // The parts must outlive it.

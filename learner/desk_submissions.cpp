@@ -9,8 +9,8 @@ namespace echoline::learner {
 // Refuses tokens of a version that no worker can have: they would pass for the freshest ones. SubmissionChecker has
 // checked everything else.
 std::optional<Refusal> DeskSubmissions::refuse_unpublished(const schema::Submission& submission) const {
-  for (const schema::Trajectory& t : submission.trajectories()) {
-    const Version newest_version{t.spans(t.spans_size() - 1).version()};
+  for (const schema::Trajectory& trajectory : submission.trajectories()) {
+    const Version newest_version{trajectory.spans(trajectory.spans_size() - 1).version()};
     if (!policies_.newest() || newest_version > *policies_.newest())
       return Refusal{.reason = "malformed",
                      .detail = fmt::format("tokens of version {}, which is not published", newest_version),

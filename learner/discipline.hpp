@@ -9,9 +9,9 @@
 
 namespace echoline::learner {
 
-// Misconduct by the worker's identity, so that neither a new connection nor a new learner process clears it. A broken
-// driver is no attack. So a worker is expelled only after several bad messages, or after several groups in a row that
-// fail on this worker alone. Pure.
+// Counts misconduct by the worker's identity, so that neither a new connection nor a new learner process clears it. A
+// broken driver is no attack. So a worker is expelled only after several bad messages, or after several groups in a row
+// that fail on this worker alone. Pure.
 class MisconductTracker {
  public:
   void restore(WorkerId worker, const replay_buffer::Misconduct& stored);  // by an earlier process

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
-constexpr std::size_t kInFlightMax = TextServerClient::kInFlightMax / 64;  // questions that wait for an answer
+constexpr std::size_t kInFlightMax = TextServerClient::kPendingQuestionsMax / 64;  // questions that wait for an answer
 constexpr std::chrono::milliseconds kPoll(200);
 
 }  // namespace
@@ -26,8 +26,8 @@ std::vector<ChatMessage> task_messages(const model::PromptStyle& style, const sc
 Interval wilson_interval(double share, double trials) {
   if (!(trials > 0)) return {.low = 0, .high = 1};
   constexpr double z = 1.959963984540054;  // 97.5 % quantile of the normal distribution
-  const double square = z * z / trials, middle = (share + square / 2) / (1 + square);
-  const double half_width = z / (1 + square) * std::sqrt(share * (1 - share) / trials + square / (4 * trials));
+  const double correction = z * z / trials, middle = (share + correction / 2) / (1 + correction);
+  const double half_width = z / (1 + correction) * std::sqrt(share * (1 - share) / trials + correction / (4 * trials));
   return {.low = std::max(0.0, middle - half_width), .high = std::min(1.0, middle + half_width)};
 }
 
@@ -48,7 +48,7 @@ HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::P
       samples_(samples),
       seed_(seed),
       correct_by_problem_(problems.size()),
-      has_several_tasks_(adapter.name() == data_plane::kSeveralTasks) {}
+      has_several_tasks_(adapter.name() == data_plane::kSeveralTasksAdapter) {}
 
 Result<std::optional<PolicyInput>> HeldOut::submit_turn(std::uint64_t id, std::string_view text, bool finished,
                                                         std::optional<std::int64_t> tokens) {
@@ -105,12 +105,13 @@ json HeldOut::result() const {
   const double accuracy = answers_ ? correct / answers : 0;
   // Responses to one problem are correlated. The spread of the problems' means gives the number of independent
   // responses.
-  double spread = 0;
+  double squared_deviations = 0;
   for (const std::uint64_t correct_of_problem : correct_by_problem_)
-    spread += std::pow(static_cast<double>(correct_of_problem) / samples_ - accuracy, 2);
+    squared_deviations += std::pow(static_cast<double>(correct_of_problem) / samples_ - accuracy, 2);
   double trials = problem_count;
-  if (samples_ > 1 && problem_count > 1 && spread > 0) {
-    const double independent_trials = accuracy * (1 - accuracy) * problem_count * (problem_count - 1) / spread;
+  if (samples_ > 1 && problem_count > 1 && squared_deviations > 0) {
+    const double independent_trials =
+        accuracy * (1 - accuracy) * problem_count * (problem_count - 1) / squared_deviations;
     trials = std::clamp(independent_trials, problem_count, problem_count * samples_);
   }
   const Interval interval = wilson_interval(accuracy, trials);
@@ -178,7 +179,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
     question.temperature = questions.temperature;
     question.top_p = questions.top_p;
     const auto chat = chats.find(id);
-    if (questions.temperature > 0)
+    if (questions.temperature > 0 && questions.sends_seeds)
       question.seed = seed_of(questions, id, chat == chats.end() ? 0 : chat->second.size());
     question.prompt = std::move(prompt);
     if (chat != chats.end()) {
@@ -191,7 +192,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
   while (held_out.answers() < total) {
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
-    for (; next_id < total && server.in_flight() < kInFlightMax; ++next_id) {
+    for (; next_id < total && server.pending_count() < kInFlightMax; ++next_id) {
       const schema::Problem& problem = problems[next_id / questions.samples];
       if (phrasing == nullptr) {
         chats[next_id] = task_messages(config.prompts, problem);
@@ -202,22 +203,22 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
         held_out.record_refusal(next_id, text.error().message());
       }
     }
-    for (TextServerClient::Outcome& ended : server.poll(kPoll)) {
-      if (!ended.answer) {
-        if (!ended.concerns_only_this_question) return std::move(ended.answer).error();
-        held_out.record_refusal(ended.id, ended.answer.error().message());
-        chats.erase(ended.id);
+    for (TextServerClient::Outcome& outcome : server.poll(kPoll)) {
+      if (!outcome.answer) {
+        if (!outcome.concerns_only_this_question) return std::move(outcome.answer).error();
+        held_out.record_refusal(outcome.id, outcome.answer.error().message());
+        chats.erase(outcome.id);
         continue;
       }
-      const auto [text, stopped] = up_to_stop(ended.answer->text, config.prompts.stop);
+      const auto [text, stopped] = up_to_stop(outcome.answer->text, config.prompts.stop);
       // The number of tokens after a cut is unknown.
-      const bool is_uncut = text.size() == ended.answer->text.size();
+      const bool is_uncut = text.size() == outcome.answer->text.size();
       ECHO_ASSIGN(std::optional<PolicyInput> next_input,
-                  held_out.submit_turn(ended.id, text, ended.answer->finished || stopped,
-                                       is_uncut ? ended.answer->tokens : std::nullopt));
-      const auto chat = chats.find(ended.id);
+                  held_out.submit_turn(outcome.id, text, outcome.answer->finished || stopped,
+                                       is_uncut ? outcome.answer->tokens : std::nullopt));
+      const auto chat = chats.find(outcome.id);
       if (!next_input) {
-        chats.erase(ended.id);
+        chats.erase(outcome.id);
         continue;
       }
       if (chat == chats.end())
@@ -227,7 +228,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
       chat->second.push_back({"assistant", std::string(text)});
       for (ChatMessage& message : model::conversation(*next_input, model::kPromptPlace, {}))
         chat->second.push_back(std::move(message));
-      ECHO_TRY(ask(ended.id, {}));
+      ECHO_TRY(ask(outcome.id, {}));
     }
     if (questions.progress) questions.progress(held_out.answers());
   }

@@ -84,6 +84,7 @@ struct HeldOutQuestions {
   std::int64_t tokens_max = 64;      // of all turns, with the task's texts between them
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: the rest of tokens_max
   std::uint64_t seed = 0;            // for sampling and for tasks that are random
+  bool sends_seeds = false;          // to a server, with every question: servers may then sample more slowly
   std::function<bool()> interrupted = {};
   std::function<void(std::uint64_t answers)> progress = {};  // called a few times a second
 };

@@ -61,6 +61,8 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
         "worker", "--join", learner_endpoint, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
         "--bind", "::"};
     arguments.insert(arguments.end(), engine_arguments.begin(), engine_arguments.end());
+    if (const Duration silence = config.fleet.silence_limit(); silence != provisioner::kSilenceMax)
+      arguments.insert(arguments.end(), {"--silence-max", fmt::format("{:.0f} s", seconds(silence))});
     std::optional<provisioner::HostScript> script;
     if (const auto& bundle = node.bundle())
       script = provisioner::HostScript{.learner = learner_endpoint,
@@ -70,8 +72,10 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
     provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
   // Valid as long as the run waits for the machine, because images and bundles take time.
-  ECHO_ASSIGN(const auto token,
-              node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config.fleet.join_timeout)));
+  const provisioner::ProviderKind* kind = provisioner::provider_kind(offer.provider);
+  const Duration start_limit =
+      config.fleet.queue_timeout + config.fleet.start_limit(kind != nullptr && kind->reports_phases);
+  ECHO_ASSIGN(const auto token, node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, start_limit)));
   spec.env = {{kTokenVariable, std::string(token.reveal())}};
   return spec;
 }

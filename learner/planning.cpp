@@ -4,9 +4,12 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "delta/checkpoint.hpp"
 #include "learner/market.hpp"
+#include "model/policy.hpp"
 #include "provisioner/down.hpp"
 #include "provisioner/providers/registry.hpp"
+#include "replay_buffer/idle_prediction.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
@@ -16,13 +19,78 @@ namespace {
 // every path. One that is too low makes workers forward a little more than necessary.
 constexpr BitRate kLearnerUploadDefault{1e9};
 
+double predicted_idle(const provisioner::PlanRequest& request, const provisioner::FleetPace& fleet,
+                      const replay_buffer::LeaseLength& lease, schema::OnNewPolicy on_new_policy) {
+  using enum replay_buffer::GroupsInProgress;
+  const auto unsigned_of = [](double value) { return static_cast<std::uint32_t>(std::max(1.0, value)); };
+  replay_buffer::IdleQuestion question;
+  question.pacing.staleness = {.budget = static_cast<std::uint32_t>(request.staleness_budget),
+                               .publish_every = static_cast<std::uint32_t>(request.pace.publish_every),
+                               .lookahead = static_cast<std::uint32_t>(request.lookahead)};
+  question.pacing.group_size = unsigned_of(request.group_size);
+  question.pacing.trajectories_per_step = unsigned_of(request.pace.rollouts_per_step);
+  question.lease = lease;
+  question.step_s = seconds(request.pace.step_time);
+  question.install_s = seconds(request.fleet.install_time_expected);
+  question.link_s = seconds(fleet.links_busy);
+  question.stops_during_broadcast = request.fleet.capacity_rule == provisioner::CapacityRule::kEcho2;
+  question.groups_in_progress = on_new_policy == schema::ON_NEW_POLICY_ABORT    ? kAbort
+                                : on_new_policy == schema::ON_NEW_POLICY_FINISH ? kFinish
+                                                                                : kContinue;
+  for (const provisioner::FleetPace::Worker& worker : fleet.workers) {
+    constexpr double kGroupsMax = 1024;
+    const double groups_ahead = worker.rollouts_per_s * seconds(fleet.work_ahead) / request.group_size;
+    question.workers.push_back(
+        {.group_s = request.group_size / worker.rollouts_per_s,
+         .policy_s = seconds(worker.policy_arrival),
+         .groups_at_once =
+             std::max(fleet.groups_at_once, 1 + static_cast<std::uint32_t>(std::min(groups_ahead, kGroupsMax)))});
+  }
+  return replay_buffer::predict_idle(question).idle_fraction;
+}
+
 }  // namespace
 
 Result<model::ModelConfig> run_model_config(const RunConfig& config) {
-  if (config.model.preset) return model::preset(*config.model.preset);
-  auto model = model::ModelConfig::from_folder(*config.model.path, model_use(config));
+  auto model = config.model.preset ? model::preset(*config.model.preset)
+                                   : model::ModelConfig::from_folder(*config.model.path, model_use(config));
   if (!model) return as_user_error(std::move(model).error());
+  ECHO_TRY(set_adapter(config, *model));
   return model;
+}
+
+Status set_adapter(const RunConfig& config, model::ModelConfig& model) {
+  const model::AdapterConfig& wanted = config.learner.adapter;
+  if (wanted.rank == 0) {
+    if (!model.adapter) return ok();
+    return fail(Code::kInvalid, "model.path",
+                "the model has an adapter of rank {}, and the run has no learner.adapter: give it the same adapter to "
+                "go on training that, or merge it into the model first (echoline model export --merged)",
+                model.adapter->rank);
+  }
+  if (model.adapter && !model.adapter->computes_as(wanted))
+    return fail(Code::kInvalid, "model.path",
+                "the model has an adapter of rank {}, alpha {} on {}, and learner.adapter has rank {}, alpha {} on {}: "
+                "the two must be equal",
+                model.adapter->rank, model.adapter->alpha, fmt::join(model.adapter->targets, ", "), wanted.rank,
+                wanted.alpha, fmt::join(wanted.targets, ", "));
+  const bool is_new = !model.adapter;
+  model.adapter = wanted;
+  if (model.family == model::Family::kCarried) {
+    if (is_new && config.model.path) {
+      ECHO_ASSIGN(const delta::Checkpoint weights, delta::Checkpoint::open(*config.model.path));
+      ECHO_ASSIGN(const delta::StateView layout, model::adapter_layout(weights.view(), wanted));
+      for (const delta::TensorView& tensor : layout) {
+        ECHO_ASSIGN(const std::int64_t elements, delta::element_count(tensor.shape));
+        model.carried_elements += static_cast<std::uint64_t>(elements);
+        model.carried_bytes += Bytes{4 * static_cast<std::uint64_t>(elements)};  // a trainer may send them in fp32
+      }
+    }
+  } else {
+    ECHO_TRY(model::policy_layout(model));  // the targets are matrices of the model
+  }
+  model.adapter->base_model = (config.run_folder() / "model").string();
+  return ok();
 }
 
 BitRate learner_upload_rate(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUploadDefault); }
@@ -63,6 +131,10 @@ provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
   request.staleness_worst = [s = config.staleness](int lag) {
     return static_cast<int>(replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead_steps(),
                                                            static_cast<std::uint32_t>(lag)));
+  };
+  request.predict_idle = [lease = config.lease_length(), on_new_policy = config.rollout.on_new_policy](
+                             const provisioner::PlanRequest& asked, const provisioner::FleetPace& fleet) {
+    return predicted_idle(asked, fleet, lease, on_new_policy);
   };
   request.group_size = config.rollout.group_size;
   request.fleet = config.fleet;

@@ -24,6 +24,8 @@ inline model::ModelUse model_use(const RunConfig& config) {
 
 // The shape of the run's model, from its preset or from the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
+// Sets the adapter of learner.adapter. kInvalid if the model's directory has another one.
+Status set_adapter(const RunConfig& config, model::ModelConfig& model);
 
 // The run's request for a plan.
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,

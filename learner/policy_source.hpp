@@ -33,9 +33,9 @@ struct SourceHost {
   const RunTask& task;
   RunRecord& record;
   // Reports the current phase, for status.json; may be called at any rate.
-  std::function<void(const std::string&)> phase;
+  std::function<void(const std::string&)> report_phase;
   // Call a few times a second during long waits. An error ends the run.
-  std::function<Status()> waiting;
+  std::function<Status()> while_waiting;
   const std::atomic<bool>& stop;  // turns true when the run must end
   PolicyProbe probe = {};
 };
@@ -62,8 +62,8 @@ class PolicySource {
   virtual Result<delta::SharedState> policy(Version version) = 0;
   // Called after each learner step, when its policy is handed over for publication. Evaluates at the run's interval.
   virtual Status on_step_end() = 0;
-  // Writes the greedy accuracy on the held-out problems to the metrics, if the source can evaluate. Returns early when
-  // asked to stop.
+  // Writes the greedy accuracy on the held-out problems to the metrics, if the source can evaluate. `when`: "before",
+  // "during" or "after" the training. Returns early when asked to stop.
   virtual Status evaluate(const char* when) = 0;
   // Writes a checkpoint (learner/checkpoint_folder.hpp) and puts its policy into the run's folder `model`. No effect
   // before begin(), or if the newest checkpoint is of this step.

@@ -102,9 +102,10 @@ class PreflightRun {
 
   Status read_model() {
     const std::optional<std::filesystem::path>& folder = config_.model.path;
-    ECHO_ASSIGN(const model::ModelFiles files, folder ? model::ModelFiles::read(*folder, model_use(config_))
-                                                      : model::ModelFiles::of_preset(*config_.model.preset));
+    ECHO_ASSIGN(model::ModelFiles files, folder ? model::ModelFiles::read(*folder, model_use(config_))
+                                                : model::ModelFiles::of_preset(*config_.model.preset));
     if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
+    ECHO_TRY(set_adapter(config_, files.config));
     if (config_.worker.engine == "builtin")
       if (const Status computable = files.config.check_computable(); !computable)
         return fail(Code::kInvalid, "worker.engine", "the built-in engine cannot generate with this model: {}",
@@ -165,14 +166,33 @@ class PreflightRun {
   void check_providers() {
     if (config_.fleet.joined_by_hand()) return;
     std::set<std::string> providers;
+    std::string accounts;
+    Verdict verdict = Verdict::kOk;
     for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
       if (!providers.insert(row->offer.provider).second) continue;
       if (const auto provider = provisioner::make_provider(row->offer.provider, provider_options(config_)); !provider)
         return add("providers", Verdict::kFailed,
                    fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
                                as_user_error(provider.error()).message()));
+      const provisioner::ProviderKind* kind = provisioner::provider_kind(row->offer.provider);
+      if (kind == nullptr || !kind->account) continue;
+      const auto account = kind->account(provider_options(config_));
+      if (!account && account.error().code == Code::kInvalid)
+        return add("providers", Verdict::kFailed, as_user_error(account.error()).message());
+      if (!account) {
+        verdict = Verdict::kWarning;
+        accounts += fmt::format("; the key of {} could not be checked: {}", kind->name, account.error().message());
+      } else if (account->credit_usd && *account->credit_usd <= 0) {
+        verdict = Verdict::kWarning;
+        accounts += fmt::format("; the account of {} has no credit (${:.2f})", kind->name, *account->credit_usd);
+      } else if (account->credit_usd) {
+        const double usd_per_hour = result_.plan->plan.usd_per_hour.expected;
+        accounts += fmt::format(
+            "; {} accepts the key, credit ${:.2f}{}", kind->name, *account->credit_usd,
+            usd_per_hour > 0 ? fmt::format(", {:.1f} h of the plan", *account->credit_usd / usd_per_hour) : "");
+      }
     }
-    add("providers", Verdict::kOk, fmt::format("{}", fmt::join(providers, ", ")));
+    add("providers", verdict, fmt::format("{}{}", fmt::join(providers, ", "), accounts));
   }
 
   // Prompts in the model's tokens: they must be encodable and leave room for a response.
@@ -364,8 +384,11 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
   // newest published policy, the next, which is compared with it, and deltas that are folded for a late worker.
   const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                                 Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
-  const Bytes published{
-      static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
+  // The base of an adapter is the same memory in all policies of the built-in trainer.
+  const std::uint64_t shared_bytes = training && model.adapter ? 2 * model.parameters() : 0;
+  const Bytes published{shared_bytes +
+                        static_cast<std::uint64_t>(Publisher::kPoliciesHeld *
+                                                   static_cast<double>(needs.policy_bf16.count - shared_bytes))};
   Bytes training_bytes;  // in this machine's memory, not a device's
   if (!training) {
     training_bytes = needs.policy_bf16;  // the next policy as it is sent, in bf16

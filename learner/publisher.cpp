@@ -95,6 +95,7 @@ Result<PublishReport> Publisher::encode(Policy& next) {
     }
   report.snapshot = !newest_;
   delta::EncodeOptions options = options_;
+  options.leaves = &leaves_;
   overlay::PublicationHead head;
   head.version = next.version;
   if (newest_) {

@@ -83,7 +83,8 @@ class Publisher {
   const delta::EncodeOptions options_;
   const PublisherEvents events_;
   overlay::LearnerNode* node_ = nullptr;
-  std::optional<Policy> newest_;  // the published one; used only by the thread
+  std::optional<Policy> newest_;  // the published one; used only by the thread, like the next member
+  delta::LeafDigests leaves_;     // of `newest_`
   std::mutex mutex_;
   std::condition_variable wake_, publication_ended_;
   std::optional<Policy> next_;    // waits for publication or is being published; guarded by mutex_

@@ -8,25 +8,28 @@ namespace echoline::learner {
 namespace {
 
 // Whether a timeout explains the difference: the grade that timed out is not the higher one.
-bool is_explained_by_timeout(const schema::Trajectory& t, const data_plane::Score& score) {
-  return (t.late() && t.reward() <= score.reward) || (score.late && score.reward <= t.reward());
+bool is_explained_by_timeout(const schema::Trajectory& trajectory, const data_plane::Score& score) {
+  return (trajectory.late() && trajectory.reward() <= score.reward) ||
+         (score.late && score.reward <= trajectory.reward());
 }
 
 }  // namespace
 
-Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& t, const schema::Problem& problem,
+Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop) {
   using Verdict = Regraded::Verdict;
-  const auto first = verifier.compute_score(t, problem, stop);
+  const auto first = verifier.compute_score(trajectory, problem, stop);
   if (!first) return {.verdict = Verdict::kImpossible, .detail = first.error().message()};
   const std::optional<Refusal> difference =
-      first->refusal ? first->refusal : ScoreVerifier::difference(t, first->score);
+      first->refusal ? first->refusal : ScoreVerifier::difference(trajectory, first->score);
   if (!difference) return {.verdict = Verdict::kSame, .detail = {}};
-  const std::string detail = fmt::format("'{}' (problem '{}'): {}", t.id(), t.problem_id(), difference->detail);
-  if (!first->refusal && is_explained_by_timeout(t, first->score)) return {.verdict = Verdict::kLate, .detail = detail};
-  const auto second = verifier.compute_score(t, problem, stop);
+  const std::string detail =
+      fmt::format("'{}' (problem '{}'): {}", trajectory.id(), trajectory.problem_id(), difference->detail);
+  if (!first->refusal && is_explained_by_timeout(trajectory, first->score))
+    return {.verdict = Verdict::kLate, .detail = detail};
+  const auto second = verifier.compute_score(trajectory, problem, stop);
   if (!second) return {.verdict = Verdict::kImpossible, .detail = second.error().message()};
-  if (!second->refusal && is_explained_by_timeout(t, second->score))
+  if (!second->refusal && is_explained_by_timeout(trajectory, second->score))
     return {.verdict = Verdict::kLate, .detail = detail};
   const bool same_refusal = first->refusal && second->refusal && first->refusal->detail == second->refusal->detail;
   const bool same_score = !first->refusal && !second->refusal && ScoreVerifier::is_same(first->score, second->score);
@@ -49,36 +52,36 @@ Regrader::~Regrader() {
 }
 
 bool Regrader::has_room(WorkerId worker, std::size_t bytes) const {
-  const auto of_worker = waiting_.find(worker);
-  return items_ < kWaitingMax && bytes_ + bytes <= kWaitingBytesMax &&
-         (of_worker == waiting_.end() || of_worker->second.size() < kWaitingOfWorkerMax);
+  const auto queue = waiting_.find(worker);
+  return queued_items_ < kWaitingMax && queued_bytes_ + bytes <= kWaitingBytesMax &&
+         (queue == waiting_.end() || queue->second.size() < kWaitingOfWorkerMax);
 }
 
 void Regrader::add_submission(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission) {
   const auto shared_problem = std::make_shared<const schema::Problem>(problem);
   const std::lock_guard lock(mutex_);
-  for (const schema::Trajectory& t : submission.trajectories()) {
+  for (const schema::Trajectory& trajectory : submission.trajectories()) {
     if (!rules_.should_grade(worker)) continue;
-    const std::size_t bytes = t.ByteSizeLong() + shared_problem->ByteSizeLong();
+    const std::size_t bytes = trajectory.ByteSizeLong() + shared_problem->ByteSizeLong();
     if (!has_room(worker, bytes)) {
       rules_.on_queue_full(worker);
       continue;
     }
-    waiting_[worker].push_back({.worker = worker, .problem = shared_problem, .trajectory = t, .bytes = bytes});
-    ++items_;
-    bytes_ += bytes;
+    waiting_[worker].push_back({.worker = worker, .problem = shared_problem, .trajectory = trajectory, .bytes = bytes});
+    ++queued_items_;
+    queued_bytes_ += bytes;
   }
   changed_.notify_one();
 }
 
 void Regrader::drop_queue_of(WorkerId worker) {
-  const auto of_worker = waiting_.find(worker);
-  if (of_worker == waiting_.end()) return;
-  for (const Item& item : of_worker->second) {
-    --items_;
-    bytes_ -= item.bytes;
+  const auto queue = waiting_.find(worker);
+  if (queue == waiting_.end()) return;
+  for (const Item& item : queue->second) {
+    --queued_items_;
+    queued_bytes_ -= item.bytes;
   }
-  waiting_.erase(of_worker);
+  waiting_.erase(queue);
 }
 
 std::optional<Regrader::Item> Regrader::wait_for_item() {
@@ -86,14 +89,14 @@ std::optional<Regrader::Item> Regrader::wait_for_item() {
   changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
   if (stop_) return std::nullopt;  // queued responses are not graded any more
   // Round robin by id: takes the next worker after the one that was graded last.
-  auto of_worker = waiting_.upper_bound(last_graded_);
-  if (of_worker == waiting_.end()) of_worker = waiting_.begin();
-  last_graded_ = of_worker->first;
-  Item item = std::move(of_worker->second.front());
-  of_worker->second.pop_front();
-  if (of_worker->second.empty()) waiting_.erase(of_worker);
-  --items_;
-  bytes_ -= item.bytes;
+  auto queue = waiting_.upper_bound(last_graded_);
+  if (queue == waiting_.end()) queue = waiting_.begin();
+  last_graded_ = queue->first;
+  Item item = std::move(queue->second.front());
+  queue->second.pop_front();
+  if (queue->second.empty()) waiting_.erase(queue);
+  --queued_items_;
+  queued_bytes_ -= item.bytes;
   return item;
 }
 
@@ -109,7 +112,7 @@ std::vector<RegradingCounts::Expelled> Regrader::take_workers_to_expel() {
 
 Regrader::State Regrader::state() const {
   const std::lock_guard lock(mutex_);
-  return {.counts = rules_.counts(), .share = rules_.share(), .waiting = items_};
+  return {.counts = rules_.counts(), .share = rules_.graded_fraction(), .waiting = queued_items_};
 }
 
 void Regrader::grade_until_stopped() {

@@ -69,7 +69,7 @@ class Regrader {
   RegradingRules rules_;                                     // guarded by mutex_
   std::vector<RegradingCounts::Expelled> workers_to_expel_;  // guarded by mutex_; each worker once.
   std::map<WorkerId, std::deque<Item>> waiting_;             // guarded by mutex_; no empty queues
-  std::size_t items_ = 0, bytes_ = 0;                        // guarded by mutex_; in waiting_
+  std::size_t queued_items_ = 0, queued_bytes_ = 0;          // guarded by mutex_; in waiting_
   WorkerId last_graded_;                                     // guarded by mutex_; the next turn is the next worker's
   std::atomic<bool> stop_ = false;
   bool warned_cannot_grade_ = false;  // used only by the thread

@@ -17,24 +17,27 @@ void RegradingRules::Mean::add(double seconds) {
   value += (seconds - value) / static_cast<double>(std::min(count, kRecentResponses));
 }
 
-double RegradingRules::share_at(const Mean& seconds_each) const {
-  if (!step_seconds_ || seconds_each.value <= 0) return 1;
-  return std::min(1.0, kShareOfStep * *step_seconds_ / (seconds_each.value * static_cast<double>(step_responses_)));
+double RegradingRules::graded_fraction_at(const Mean& seconds_per_response) const {
+  if (!step_seconds_ || seconds_per_response.value <= 0) return 1;
+  return std::min(1.0,
+                  kShareOfStep * *step_seconds_ / (seconds_per_response.value * static_cast<double>(step_responses_)));
 }
 
-double RegradingRules::share() const { return share_at(seconds_each_); }
+double RegradingRules::graded_fraction() const { return graded_fraction_at(seconds_per_response_); }
 
-double RegradingRules::share(WorkerId worker) const {
-  const auto known = records_.find(worker);
-  return known != records_.end() && known->second.seconds_each.count > 0 ? share_at(known->second.seconds_each)
-                                                                         : share();
+double RegradingRules::graded_fraction(WorkerId worker) const {
+  const auto entry = records_.find(worker);
+  return entry != records_.end() && entry->second.seconds_per_response.count > 0
+             ? graded_fraction_at(entry->second.seconds_per_response)
+             : graded_fraction();
 }
 
 bool RegradingRules::should_grade(WorkerId worker) {
   ++counts_.responses;
-  if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());  // bounds memory
+  // Bounds the memory: drops the worker with the lowest id, which joined first.
+  if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
   Record& record = records_[worker];
-  const bool chosen_by_chance = random_.uniform() < share(worker);
+  const bool chosen_by_chance = random_.uniform() < graded_fraction(worker);
   if (record.expelled || (record.chosen >= kFirstResponses && record.differences == 0 && !chosen_by_chance))
     return false;
   ++record.chosen;
@@ -43,7 +46,7 @@ bool RegradingRules::should_grade(WorkerId worker) {
 }
 
 void RegradingRules::on_queue_full(WorkerId worker) {
-  ++counts_.queue_overflows;
+  ++counts_.left_out;
   --records_[worker].chosen;  // kFirstResponses counts graded responses only
 }
 
@@ -57,17 +60,19 @@ std::optional<std::string> RegradingRules::record_result(WorkerId worker, const 
   ++counts_.graded;
   counts_.seconds += regraded.seconds;
   Record& record = records_[worker];
-  seconds_each_.add(regraded.seconds);
-  record.seconds_each.add(regraded.seconds);
+  seconds_per_response_.add(regraded.seconds);
+  record.seconds_per_response.add(regraded.seconds);
   switch (regraded.verdict) {
+    // These three say nothing about the worker: the learner's two grades differ, a timeout explains the difference, or
+    // the task failed here.
     case Verdict::kUnsettled:
-      ++counts_.undecided;
+      ++counts_.unsettled;
       return std::nullopt;
     case Verdict::kLate:
-      ++counts_.explained_by_timeout;
+      ++counts_.late;
       return std::nullopt;
     case Verdict::kImpossible:
-      ++counts_.task_failures;
+      ++counts_.impossible;
       return std::nullopt;
     case Verdict::kSame:
       if (record.differences > 0 && ++record.same >= kForgivenAfter) {
@@ -78,13 +83,13 @@ std::optional<std::string> RegradingRules::record_result(WorkerId worker, const 
     case Verdict::kDifferent:
       break;
   }
-  ++counts_.differences;
+  ++counts_.different;
   record.same = 0;
   if (record.expelled || ++record.differences < kDifferencesMax) return std::nullopt;
   record.expelled = true;
   counts_.expelled.push_back(
-      {worker, fmt::format("wrong score: {} of its responses were graded again, twice each, and have another reward "
-                           "than it reports; the last one: {}",
+      {worker, fmt::format("wrong score: the learner graded {} of its responses twice each, and found another reward "
+                           "than it reported; the last one: {}",
                            record.differences, regraded.detail)});
   return counts_.expelled.back().reason;
 }

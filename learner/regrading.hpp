@@ -19,7 +19,7 @@ struct Regraded {
     kDifferent,   // another grade, twice the same
     kUnsettled,   // two different grades: no evidence against the worker
     kLate,        // a timeout, here or at the worker, explains the difference
-    kImpossible,  // the task failed here
+    kImpossible,  // the task failed here, so there is no second grade
   };
   Verdict verdict = Verdict::kSame;
   std::string detail;  // the expected and the found grade
@@ -31,12 +31,12 @@ struct RegradingCounts {
     WorkerId worker;
     std::string reason;
   };
-  std::uint64_t responses = 0;        // accepted responses that can be graded again
-  std::uint64_t chosen = 0;           // those that were chosen
-  std::uint64_t queue_overflows = 0;  // chosen, but not graded, because the queue was full
-  std::uint64_t graded = 0;           // graded again, with any result
+  std::uint64_t responses = 0;  // accepted responses that can be graded again
+  std::uint64_t chosen = 0;     // those that were chosen
+  std::uint64_t left_out = 0;   // chosen, but not graded, because the queue was full
+  std::uint64_t graded = 0;     // graded again, with any result
   // Results other than kSame, as Regraded::Verdict explains them.
-  std::uint64_t differences = 0, undecided = 0, explained_by_timeout = 0, task_failures = 0;
+  std::uint64_t different = 0, unsettled = 0, late = 0, impossible = 0;
   double seconds = 0;  // sum over the graded responses
   std::vector<Expelled> expelled;
 };
@@ -68,8 +68,8 @@ class RegradingRules {
   // The fraction of a worker's responses, after its first ones, that is chosen; without an argument, the fraction for
   // an average worker. A worker whose responses take longer to grade has a lower fraction, so that it does not lower
   // the fractions of others.
-  double share(WorkerId worker) const;
-  double share() const;
+  double graded_fraction(WorkerId worker) const;
+  double graded_fraction() const;
   const RegradingCounts& counts() const { return counts_; }
 
  private:
@@ -82,15 +82,15 @@ class RegradingRules {
   struct Record {
     std::uint64_t chosen = 0, same = 0;  // `same`: since the last difference or forgiveness
     std::uint32_t differences = 0;
-    Mean seconds_each;
+    Mean seconds_per_response;
     bool expelled = false;
   };
-  double share_at(const Mean& seconds_each) const;
+  double graded_fraction_at(const Mean& seconds_per_response) const;
   Random random_;
   std::map<WorkerId, Record> records_;
   std::optional<double> step_seconds_;
   std::uint64_t step_responses_ = 1;
-  Mean seconds_each_;
+  Mean seconds_per_response_;
   RegradingCounts counts_;
 };
 

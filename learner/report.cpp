@@ -17,10 +17,10 @@ json json_or_null(const std::optional<double>& figure) { return figure ? json(*f
 json json_or_null(const std::optional<std::pair<std::uint64_t, double>>& figure) {
   return figure ? json(figure->second) : json(nullptr);
 }
-json first_and_last(const Figure& figure) {
+json first_and_last(const MetricSummary& figure) {
   return {{"first", json_or_null(figure.first)}, {"last", json_or_null(figure.last)}};
 }
-json last_count(const Figure& figure) {
+json last_count(const MetricSummary& figure) {
   return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
 
@@ -50,6 +50,8 @@ json staleness_json(const ReportInput& input) {
   return {{"budget", settings.budget},
           {"publish_every", settings.publish_every},
           {"lookahead", settings.lookahead_steps()},
+          // Steps in which a worker got less work than it could take, because the staleness budget, or the lookahead
+          // (the batches generated ahead of the learner), permitted no more.
           {"steps_bound_by_budget", input.limited_steps.count(replay_buffer::Bound::kBudget)},
           {"steps_bound_by_lookahead", input.limited_steps.count(replay_buffer::Bound::kLookahead)},
           {"mean", trajectories ? json(staleness_sum / static_cast<double>(trajectories)) : json(nullptr)},
@@ -64,11 +66,12 @@ json staleness_json(const ReportInput& input) {
 json bytes_or_null(std::uint64_t bytes) { return bytes > 0 ? json(bytes) : json(nullptr); }
 
 json memory_json(const ReportInput& input) {
-  std::uint64_t worker_bytes_max = 0;
-  for (const WorkerEntry& worker : input.workers) worker_bytes_max = std::max(worker_bytes_max, worker.memory_bytes);
+  std::uint64_t largest_worker_bytes = 0;  // now; the learner's maximum is over time
+  for (const WorkerEntry& worker : input.workers)
+    largest_worker_bytes = std::max(largest_worker_bytes, worker.memory_bytes);
   return {{"learner_bytes", bytes_or_null(input.memory.resident.count)},
           {"learner_bytes_max", bytes_or_null(input.memory.resident_max.count)},
-          {"worker_bytes_max", bytes_or_null(worker_bytes_max)}};
+          {"worker_bytes_max", bytes_or_null(largest_worker_bytes)}};
 }
 
 json worker_json(const WorkerEntry& worker) {
@@ -97,11 +100,11 @@ json regrading_json(const RegradingCounts& counts) {
       {"share", counts.responses > 0 ? json(static_cast<double>(counts.graded) / static_cast<double>(counts.responses))
                                      : json(nullptr)},
       {"seconds", counts.seconds},
-      {"different", counts.differences},
-      {"unsettled", counts.undecided},
-      {"late", counts.explained_by_timeout},
-      {"impossible", counts.task_failures},
-      {"left_out", counts.queue_overflows},
+      {"different", counts.different},
+      {"unsettled", counts.unsettled},
+      {"late", counts.late},
+      {"impossible", counts.impossible},
+      {"left_out", counts.left_out},
       {"expelled", std::move(expelled)}};
 }
 
@@ -116,7 +119,7 @@ json learning_json(const RunFigures& figures) {
           {"clip_fraction_mean", json_or_null(figures.clip.totals.mean())},
           {"behaviour_kl_mean", json_or_null(figures.behaviour_kl.totals.mean())},
           {"reference_kl_last", json_or_null(figures.reference_kl.last)},
-          // null if no step reported the figures that alarms watch
+          // Null if no step reported what alarms watch; every step that does reports the effective sample fraction too.
           {"alarms_begun", figures.effective.last ? json(alarms_begun) : json(nullptr)},
           {"alarms", figures.alarms}};
 }
@@ -165,7 +168,7 @@ json make_report(const ReportInput& input) {
   const RunFigures& figures = input.figures;
   const json delta_bytes_mean = json_or_null(figures.patch_bytes.mean());
   const json full_bytes = figures.snapshot.is_object() ? figures.snapshot.at("state_bytes") : json(nullptr);
-  const double training_seconds = figures.step_seconds.totals().sum();
+  const double step_seconds_sum = figures.step_seconds.totals().sum();
   const double rollouts = static_cast<double>(figures.steps * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
@@ -184,7 +187,7 @@ json make_report(const ReportInput& input) {
   json report;
   report["schema_version"] = kReportSchemaVersion;
   report["run"] = config.run.name;
-  report["ended"] = input.ended;
+  report["ended"] = input.end_reason;
   report["seed"] = config.run.seed;
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
@@ -205,10 +208,11 @@ json make_report(const ReportInput& input) {
     report["eval"]["by_task"][task.name] = {{"before", figure_of(figures.eval_before, "accuracy")},
                                             {"after", figure_of(figures.eval_after, "accuracy")},
                                             {"problems", figure_of(figures.eval_before, "problems")}};
-    const auto known = figures.by_task.find(task.name);
-    const RunFigures::OfTask of_task = known == figures.by_task.end() ? RunFigures::OfTask{} : known->second;
-    json reward = first_and_last(of_task.reward);
-    reward["responses"] = of_task.responses;
+    const auto task_entry = figures.by_task.find(task.name);
+    const RunFigures::TaskSeries series =
+        task_entry == figures.by_task.end() ? RunFigures::TaskSeries{} : task_entry->second;
+    json reward = first_and_last(series.reward);
+    reward["responses"] = series.responses;
     report["reward"]["by_task"][task.name] = std::move(reward);
   }
   if (figures.warm_start.is_object())
@@ -217,12 +221,12 @@ json make_report(const ReportInput& input) {
       {"step_seconds_median", json_or_null(figures.step_seconds.quantile(0.5))},
       {"train_seconds_median", json_or_null(figures.train_seconds.quantile(0.5))},
       {"publish_seconds_median", json_or_null(figures.publish_seconds.quantile(0.5))},
-      {"idle_fraction", training_seconds > 0 ? json(figures.wait_seconds.sum() / training_seconds) : json(nullptr)}};
+      {"idle_fraction", step_seconds_sum > 0 ? json(figures.wait_seconds.sum() / step_seconds_sum) : json(nullptr)}};
   report["learning"] = learning_json(figures);
   report["staleness"] = staleness_json(input);
-  std::uint64_t set_aside = 0;
-  for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
-  report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
+  std::uint64_t groups_set_aside = 0;  // problems whose groups no worker could generate; they are not tried again
+  for (const auto& [reason, groups] : input.groups_set_aside) groups_set_aside += groups;
+  report["groups_set_aside"] = {{"count", groups_set_aside}, {"by_reason", input.groups_set_aside}};
   report["regrading"] = regrading_json(input.regrading);
   report["scoring"] = {{"responses", input.scoring.responses},
                        {"failed_groups", input.scoring.failed_groups},
@@ -251,7 +255,8 @@ json make_report(const ReportInput& input) {
   report["fleet"] = {{"workers_planned", input.fleet.planned},
                      {"workers_started", input.fleet.started},
                      {"workers_lost", input.fleet.lost},
-                     {"workers_replaced", input.fleet.replaced}};
+                     {"workers_replaced", input.fleet.replaced},
+                     {"unreturned", input.fleet.unreturned}};
   report["workers"] = workers;
   report["memory"] = memory_json(input);
   report["weights"] = {{"version", input.version.value},
@@ -268,7 +273,7 @@ json make_report(const ReportInput& input) {
                     {"plan_usd_per_hour", plan.usd_per_hour.expected}};
   report["plan"] = {{"target_rollouts_per_s", plan.target.required_rollouts_per_s},
                     {"provisioned_rollouts_per_s", plan.rollouts_per_s},
-                    {"measured_rollouts_per_s", rate_of(training_seconds)},
+                    {"measured_rollouts_per_s", rate_of(step_seconds_sum)},
                     {"broadcast_seconds", seconds(plan.broadcast_time)},
                     {"staleness_worst", plan.staleness_worst}};
   return report;
@@ -410,6 +415,8 @@ std::string report_text(const json& report) {
   line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
                             fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
                             fleet.at("workers_replaced").get<int>()));
+  for (const json& what : fleet.value("unreturned", json::array()))
+    line("", "MAY STILL BE RENTED: " + what.get<std::string>());
   line("rollouts/s",
        fmt::format("target {}, provisioned {}, measured {}", number_text(plan.at("target_rollouts_per_s"), "{:.1f}"),
                    number_text(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),

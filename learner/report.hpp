@@ -51,7 +51,7 @@ struct ReportInput {
   std::uint64_t bytes_sent = 0;  // by the learner, chunks and control
   std::uint64_t steps_done = 0;
   std::string topology;
-  std::string ended;                                      // "completed", or the reason for an early end
+  std::string end_reason;                                 // "completed", or the reason for an early end
   nlohmann::json rejected = nlohmann::json::object();     // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
   replay_buffer::LimitedStepCounter limited_steps;        // steps in which a staleness limit delayed workers

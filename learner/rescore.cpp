@@ -13,12 +13,12 @@ constexpr std::string_view kOperation = "rescore";
 constexpr std::size_t kReasonsMax = 16, kReasonBytesMax = 160, kPartsMax = 256;
 
 // The problem from the grading task, or else from the run's own task.
-Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
+Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& trajectory) {
   std::string other_problem = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
-    auto problem = adapter->problem(t.group());
-    if (problem && problem->id() == t.problem_id()) return problem;
+    auto problem = adapter->problem(trajectory.group());
+    if (problem && problem->id() == trajectory.problem_id()) return problem;
     if (problem) other_problem = "another one";
   }
   return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", other_problem);
@@ -26,20 +26,20 @@ Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Traj
 
 }  // namespace
 
-Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& t) {
-  ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, t));
+Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& trajectory) {
+  ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, trajectory));
   std::vector<std::string> responses;
-  if (t.loss_mask_size() == 0) {
-    responses.push_back(t.text());
+  if (trajectory.loss_mask_size() == 0) {
+    responses.push_back(trajectory.text());
   } else {
     ECHO_ASSIGN(const model::Phrasing* phrasing, grader.phrasing());
-    const std::vector<model::Token> tokens = response_of(t);
-    for (const auto turn : turns_of(t, tokens)) responses.push_back(phrasing->answer(turn));
+    const std::vector<model::Token> tokens = response_of(trajectory);
+    for (const auto turn : turns_of(trajectory, tokens)) responses.push_back(phrasing->answer(turn));
     if (responses.empty())
       return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
   }
-  ECHO_ASSIGN(const auto episode,
-              grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
+  ECHO_ASSIGN(const auto episode, grader.task->begin(problem, data_plane::episode_seed(grader.seed, trajectory.group(),
+                                                                                       trajectory.member())));
   SecondGrade grade;
   bool is_done = false;
   for (grade.turns = 0; grade.turns < responses.size() && !is_done; ++grade.turns) {
@@ -55,7 +55,7 @@ Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Traject
   return grade;
 }
 
-std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<SecondGrade>& second_grade) {
+std::optional<bool> RescoreSums::add(const schema::Trajectory& trajectory, const Result<SecondGrade>& second_grade) {
   if (!second_grade) {
     const std::string reason = second_grade.error().message().substr(0, kReasonBytesMax);
     const bool has_room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
@@ -64,16 +64,16 @@ std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<S
   }
   const data_plane::Score& score = second_grade->score;
   ++sums_.graded;
-  sums_.reward_old += t.reward();
+  sums_.reward_old += trajectory.reward();
   sums_.reward_new += score.reward;
-  sums_.correct_old += t.correct() ? 1 : 0;
+  sums_.correct_old += trajectory.correct() ? 1 : 0;
   sums_.correct_new += score.correct ? 1 : 0;
   // Null if there are too many components already.
   const auto find_or_add_part = [&](const std::string& name) -> RescoreSum::Part* {
     if (sums_.parts.size() >= kPartsMax && !sums_.parts.contains(name)) return nullptr;
     return &sums_.parts[name];
   };
-  for (const auto& [name, value] : t.components())
+  for (const auto& [name, value] : trajectory.components())
     if (auto* part = find_or_add_part(name)) {
       ++part->rollouts_old;
       part->mean_old += value;
@@ -83,9 +83,9 @@ std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<S
       ++part->rollouts_new;
       part->mean_new += value;
     }
-  if (!has_same_verdict(t, score)) return false;
+  if (!has_same_verdict(trajectory, score)) return false;
   ++sums_.agree;
-  if (!has_same_components(t, score)) ++sums_.components_differ;
+  if (!has_same_components(trajectory, score)) ++sums_.components_differ;
   return true;
 }
 

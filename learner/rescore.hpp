@@ -29,7 +29,7 @@ struct SecondGrade {
 };
 
 // An error is the reason for no grade: an unknown problem, tokens that do not decode to turns, or a failed task.
-Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& t);
+Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& trajectory);
 
 // The sums over many rollouts.
 struct RescoreSum {
@@ -48,7 +48,7 @@ struct RescoreSum {
 class RescoreSums {
  public:
   // Returns whether both grades agree; absent: there is no second grade.
-  std::optional<bool> add(const schema::Trajectory& t, const Result<SecondGrade>& second_grade);
+  std::optional<bool> add(const schema::Trajectory& trajectory, const Result<SecondGrade>& second_grade);
   RescoreSum sum() const;
 
  private:

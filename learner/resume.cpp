@@ -62,8 +62,8 @@ Status record_changed_settings(RunRecord& record, const RunConfig& config, std::
               change.before.value_or("not given"));
     const nlohmann::json fields = {
         {"key", change.key}, {"old", text(change.before)}, {"new", text(change.now)}, {"step", step}};
-    record.event("setting_changed", fields);
-    record.metric("setting_changed", fields);  // the report reads it
+    record.append_event("setting_changed", fields);
+    record.append_metric("setting_changed", fields);  // the report reads it
   }
   return record.write_pending_rows();
 }
@@ -125,7 +125,8 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
       (*state)["config_digest"] == built_in.settings_digest(config, model))
     return ok();
   const std::string changed_keys = list_changes(changes, [](const std::string& key) {
-    return key.starts_with("model.") || key.starts_with("task.") || key.starts_with("tasks") || key == "run.seed";
+    return key.starts_with("model.") || key.starts_with("task.") || key.starts_with("tasks") || key == "run.seed" ||
+           key.starts_with("learner.adapter.");
   });
   return fail(Code::kInvalid, kOperation,
               "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was "

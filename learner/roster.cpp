@@ -61,6 +61,17 @@ void Roster::record_acknowledgement(WorkerId id, Version version, const overlay:
   workers_[id].digest = digest;
 }
 
+std::optional<Duration> Roster::install_time() const {
+  if (config_.rollout.on_new_policy == schema::ON_NEW_POLICY_FINISH) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  std::vector<double> means_s;
+  for (const auto& [id, entry] : workers_)
+    if (entry.presence == Presence::kPresent && entry.install_seconds_mean)
+      means_s.push_back(*entry.install_seconds_mean);
+  const auto median_s = replay_buffer::median(std::move(means_s));
+  return median_s ? std::optional(from_seconds(*median_s)) : std::nullopt;
+}
+
 WorkerMeter::Progress Roster::take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now) {
   const std::lock_guard lock(mutex_);
   WorkerEntry& entry = workers_[id];
@@ -111,8 +122,8 @@ std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> worke
   const std::lock_guard lock(mutex_);
   std::vector<chains::WorkerLink> links;
   for (const WorkerId id : workers) {
-    const auto known = workers_.find(id);
-    const WorkerEntry& entry = known == workers_.end() ? WorkerEntry{} : known->second;
+    const auto found = workers_.find(id);
+    const WorkerEntry& entry = found == workers_.end() ? WorkerEntry{} : found->second;
     const provisioner::Offer* offer = offer_named(entry.offer);
     const auto [up, down] = provisioner::links_of(offer ? *offer : provisioner::Offer{}, config_.fleet, config_.paths);
     links.push_back({.id = id, .up = up, .down = down, .delay = entry.delay, .region = entry.region});
@@ -122,9 +133,9 @@ std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> worke
 
 std::vector<WorkerEntry> Roster::entries() const {
   const std::lock_guard lock(mutex_);
-  std::vector<WorkerEntry> all;
-  for (const auto& [id, entry] : workers_) all.push_back(entry);
-  return all;
+  std::vector<WorkerEntry> copies;
+  for (const auto& [id, entry] : workers_) copies.push_back(entry);
+  return copies;
 }
 
 nlohmann::json Roster::status() const {

@@ -41,6 +41,9 @@ class Roster {
 
   bool all_present_have(Version version) const;
   std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // the planned links
+  // The median pause of the present workers to install a policy. Absent before any has reported one, and if workers
+  // finish their groups first, because their reports then include that time.
+  std::optional<Duration> install_time() const;
   std::vector<WorkerEntry> entries() const;
   nlohmann::json status() const;  // one row per worker, as under `workers` in status.json
   std::string topology_summary() const;

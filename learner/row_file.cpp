@@ -15,11 +15,11 @@ namespace {
 constexpr std::string_view kReadRun = "read run";
 
 // Reads `size` bytes at `offset`; fewer only at the file's end.
-Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* into, std::size_t size,
+Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* target, std::size_t size,
                             std::uint64_t offset) {
   std::size_t bytes_read = 0;
   while (bytes_read < size) {
-    const ssize_t count = ::pread(fd, into + bytes_read, size - bytes_read, static_cast<off_t>(offset + bytes_read));
+    const ssize_t count = ::pread(fd, target + bytes_read, size - bytes_read, static_cast<off_t>(offset + bytes_read));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return os_error(kReadRun, path);
     if (count == 0) break;
@@ -35,9 +35,9 @@ Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
   return static_cast<std::uint64_t>(info.st_size);
 }
 
-// The offset behind the `n`-th newline, counted from the file's end; 0 if there are fewer.
+// The offset behind newline number `newline_count`, counted from the file's end; 0 if there are fewer.
 Result<std::uint64_t> offset_after_newline_from_end(int fd, const std::filesystem::path& path, std::uint64_t size,
-                                                    std::uint64_t n) {
+                                                    std::uint64_t newline_count) {
   std::string block(kRowBlockBytes, '\0');
   std::uint64_t newlines = 0;
   for (std::uint64_t block_offset = size; block_offset > 0;) {
@@ -48,7 +48,7 @@ Result<std::uint64_t> offset_after_newline_from_end(int fd, const std::filesyste
       const void* newline = ::memrchr(block.data(), '\n', i);
       if (newline == nullptr) break;
       i = static_cast<std::size_t>(static_cast<const char*>(newline) - block.data());
-      if (++newlines == n) return block_offset + i + 1;
+      if (++newlines == newline_count) return block_offset + i + 1;
     }
   }
   return std::uint64_t{0};

@@ -65,7 +65,7 @@ void read_learner(ConfigSection section, const RunSection& run, const model::Mod
   section.read_choice(
       "trainer", settings.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
       "the trainer: this program, or the user's own, which takes batches and publishes policies over `api` "
-      "(docs/trainers.md). With an external one, only `api`, `checkpoint_every`, `checkpoints_kept` and "
+      "(docs/trainers.md). With an external one, only `api`, `adapter`, `checkpoint_every`, `checkpoints_kept` and "
       "`usd_per_hour` of the keys below count");
   section.read(
       "api", settings.api,
@@ -208,6 +208,10 @@ void read_learner(ConfigSection section, const RunSection& run, const model::Mod
                "the newest; older ones are removed");
   section.read("usd_per_hour", settings.usd_per_hour, {.min = 0.0, .max = 1e6},
                "US dollars for the learner's own machine, part of the run's cost");
+  model::read(section.section("adapter",
+                              "A low-rank adapter (LoRA): two small matrices beside each target, which are trained and "
+                              "published in place of the model's weights (models.md, \"Adapters\")."),
+              settings.adapter);
   settings.warm_start.enabled = section.has("warm_start");
   read_warm_start(
       section.section("warm_start",

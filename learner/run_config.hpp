@@ -61,6 +61,7 @@ struct LearnerSection : TrainingSettings {
   std::uint32_t checkpoints_kept = 2;
   std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known
   WarmStartSection warm_start;
+  model::AdapterConfig adapter;
 };
 
 // The engine of rented workers.

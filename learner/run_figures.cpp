@@ -10,8 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kNumbersMax = 10'000'000;                         // most learner steps of a run file
-constexpr std::size_t kAgesMax = 4096, kTasksMax = 1024, kPartsMax = 64;  // bound memory for damaged files
+constexpr std::uint64_t kNumbersMax = 10'000'000;                                    // most learner steps of a run file
+constexpr std::size_t kStalenessValuesMax = 4096, kTasksMax = 1024, kPartsMax = 64;  // bound memory for damaged files
 
 std::optional<double> number(const json& row, const char* key) {
   const auto it = row.find(key);
@@ -35,13 +35,13 @@ void add(Distribution& values, const json& row, const char* key) {
   if (const auto value = number(row, key)) values.add(*value);
 }
 // `position`: the number of the row's step or version.
-void add(Figure& figure, std::uint64_t position, const json& row, const char* key) {
+void add(MetricSummary& figure, std::uint64_t position, const json& row, const char* key) {
   if (const auto value = number(row, key)) figure.add(position, *value);
 }
 
 }  // namespace
 
-void Figure::add(std::uint64_t number, double value) {
+void MetricSummary::add(std::uint64_t number, double value) {
   totals.add(value);
   if (!first || number <= first->first) first = {number, value};
   if (!last || number >= last->first) last = {number, value};
@@ -138,22 +138,23 @@ void FigureFold::add_step(std::uint64_t step, const json& row) {
   add(figures.step_seconds, row, "step_seconds");
   add(figures.train_seconds, row, "train_seconds");
   add(figures.publish_seconds, row, "publish_seconds");
-  if (const auto ages = row.find("staleness"); ages != row.end() && ages->is_object())
-    for (const auto& [age, trajectories] : ages->items()) {
-      std::uint64_t age_steps = 0;
-      const auto [end, error] = std::from_chars(age.data(), age.data() + age.size(), age_steps);
-      if (error != std::errc{} || end != age.data() + age.size() || !trajectories.is_number() ||
+  if (const auto counts = row.find("staleness"); counts != row.end() && counts->is_object())
+    for (const auto& [staleness_text, trajectories] : counts->items()) {
+      std::uint64_t staleness = 0;
+      const auto [end, error] =
+          std::from_chars(staleness_text.data(), staleness_text.data() + staleness_text.size(), staleness);
+      if (error != std::errc{} || end != staleness_text.data() + staleness_text.size() || !trajectories.is_number() ||
           !(trajectories.get<double>() >= 0))
         continue;
-      if (figures.staleness.size() < kAgesMax || figures.staleness.contains(age_steps))
-        figures.staleness[age_steps] += trajectories.get<std::uint64_t>();
+      if (figures.staleness.size() < kStalenessValuesMax || figures.staleness.contains(staleness))
+        figures.staleness[staleness] += trajectories.get<std::uint64_t>();
     }
   if (const auto tasks = row.find("by_task"); tasks != row.end() && tasks->is_object())
     for (const auto& [name, task_row] : tasks->items()) {
       if (!task_row.is_object() || !number(task_row, "reward_mean") ||
           (figures.by_task.size() >= kTasksMax && !figures.by_task.contains(name)))
         continue;
-      RunFigures::OfTask& task = figures.by_task[name];
+      RunFigures::TaskSeries& task = figures.by_task[name];
       add(task.reward, step, task_row, "reward_mean");
       task.responses += static_cast<std::uint64_t>(number(task_row, "responses").value_or(0));
     }

@@ -21,7 +21,7 @@ inline constexpr std::size_t kEvaluationsReported = 1000;     // of `eval.by_ste
 inline constexpr std::size_t kSettingChangesReported = 1000;  // the newest settings_changed rows
 
 // A figure of steps, publications or broadcasts. `number`: the step, or the version that is published or broadcast.
-struct Figure {
+struct MetricSummary {
   Totals totals;
   std::optional<std::pair<std::uint64_t, double>> first, last;  // values of the lowest and the highest number
   void add(std::uint64_t number, double value);
@@ -45,22 +45,22 @@ class ThinnedRows {
 struct RunFigures {
   // Figures of steps.
   std::uint64_t steps = 0;
-  Figure reward, entropy, response_tokens_mean, effective, gradient_norm, zero_advantage, clip, behaviour_kl,
+  MetricSummary reward, entropy, response_tokens_mean, effective, gradient_norm, zero_advantage, clip, behaviour_kl,
       reference_kl;
   Totals wait_seconds;
   Distribution step_seconds, train_seconds, publish_seconds;
   std::map<std::uint64_t, std::uint64_t> staleness;  // steps stale -> trajectories; at most kAgesMax ages
-  struct OfTask {
-    Figure reward;
+  struct TaskSeries {
+    MetricSummary reward;
     std::uint64_t responses = 0;
   };
-  std::map<std::string, OfTask> by_task;  // at most kTasksMax
+  std::map<std::string, TaskSeries> by_task;  // at most kTasksMax
   // Figures of deltas.
   std::uint64_t deltas = 0;
   Totals patch_bytes, changed_fraction;  // of the weights
   // Figures of their broadcasts.
   Distribution t_b, lower_bound, predicted;  // T_b: broadcast time in seconds, measured, its bound and its prediction
-  Figure workers, acknowledged;
+  MetricSummary workers, acknowledged;
   std::map<std::string, double> part_share_sums;  // part -> sum of its shares of T_b
   std::uint64_t broadcasts_with_parts = 0;        // broadcasts with shares
 

@@ -46,7 +46,7 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
     return worker_launch_spec(offer, run_.config, node, {.program = run_.options.program, .folder = worker_folders()});
   };
   fleet.record = [&record](std::string_view event, const std::string& offer, const std::string& detail) {
-    record.event(event, {{"offer", offer}, {"detail", detail}});
+    record.append_event(event, {{"offer", offer}, {"detail", detail}});
   };
   ECHO_TRY(make_folders(fleet.providers.log_folder));
   ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
@@ -82,17 +82,27 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
   constexpr int kMachinesInTurn = 3;  // a machine that does not join in time is replaced by another
   constexpr Duration kPoll = std::chrono::milliseconds(100);
   const TimePoint began_at = run_.clock.now();
-  const Duration patience = run_.config.fleet.join_timeout;
+  const Duration patience = run_.config.fleet.join_timeout;  // for the others, once a worker has joined
+  // Without a fleet, workers are started by hand. A machine in the queue does not count against it.
+  const provisioner::ProviderKind* kind = provisioner::provider_kind(run_.config.fleet.provider);
+  const Duration start_limit = run_.config.fleet.start_limit(kind != nullptr && kind->reports_phases);
   while (!run_.stop) {
     ECHO_TRY(check_budget());
     const std::size_t joined = attendance.alive_count();
+    if (const provisioner::FleetSummary now = summary(); joined == 0 && now.account_needs_user)
+      return fail(Code::kUnavailable, "start fleet", "{}", now.account_trouble);
     const std::size_t missing_by_hand = joined > 0 ? 0 : 1;  // without a fleet, one worker is needed
     const std::size_t missing = fleet_ ? still_joining() : missing_by_hand;
-    tick(fmt::format("{} workers joined, waiting for {}", joined, missing));
+    const provisioner::FleetStatus fleet = summary().numbers;
+    std::string phases;
+    if (fleet.queued + fleet.pulling > 0)
+      phases = fmt::format(" ({} queued, {} pulling, {} booting)", fleet.queued, fleet.pulling,
+                           fleet.joining - std::min(fleet.joining, fleet.queued + fleet.pulling));
+    tick(fmt::format("{} workers joined, waiting for {}{}", joined, missing, phases));
     if (missing == 0 && joined > 0) return ok();
     const Duration waited = run_.clock.now() - began_at;
     if (joined > 0 && waited >= patience) return ok();
-    if (waited >= (missing > 0 && fleet_ ? kMachinesInTurn : 1) * patience)
+    if (joined == 0 && waited >= (missing > 0 && fleet_ ? kMachinesInTurn : 1) * start_limit)
       return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}", to_text(waited),
                   missing_workers_hint());
     std::this_thread::sleep_for(kPoll);
@@ -101,7 +111,8 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
 }
 
 std::string RunFleet::missing_workers_hint() const {
-  const std::string trouble = summary().trouble;
+  const provisioner::FleetSummary fleet = summary();
+  const std::string trouble = fleet.account_trouble.empty() ? fleet.trouble : fleet.account_trouble;
   const std::string folder = journal_.record().folder().string();
   return (trouble.empty() ? "" : "; the last problem was: " + trouble) +
          (run_.config.fleet.is_local() ? fmt::format("; logs of workers are in {}/logs", folder)

@@ -137,12 +137,12 @@ Status RunRecord::Rows::write_out() {
   return ok();
 }
 
-void RunRecord::append(Rows& rows, nlohmann::json fields) {
+void RunRecord::append_row(Rows& rows, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
   std::string line = json_text(fields);
   if (line.size() > kRowBytesMax) {  // because readers refuse longer rows
-    log::error("{}: a row of {} bytes is left out, at most {} are written", rows.path.string(), line.size(),
-               kRowBytesMax);
+    log::error("{}: a row of {} bytes is shortened to its main fields; the limit is {}", rows.path.string(),
+               line.size(), kRowBytesMax);
     std::erase_if(fields.get_ref<nlohmann::json::object_t&>(),
                   [](const auto& field) { return !kRowKeys.contains(field.first); });
     fields["bytes_left_out"] = line.size();
@@ -177,8 +177,8 @@ void RunRecord::set_disk_alarm(std::string_view part, std::uint64_t step, const 
       lasted = now - alarm->second.since;
       disk_alarms_.erase(alarm);
     }
-    log::info("{}: the disk takes it again after {}, and the run goes on", part, to_text(lasted));
-    return event("disk_recovered", {{"part", part}, {"step", step}, {"seconds", seconds(lasted)}});
+    log::info("{}: writing succeeds again after {}, and the run goes on", part, to_text(lasted));
+    return append_event("disk_recovered", {{"part", part}, {"step", step}, {"seconds", seconds(lasted)}});
   }
   const bool is_full = error->code == Code::kExhausted;
   const std::string kind = is_full ? "disk_full" : "disk_failing";
@@ -186,11 +186,10 @@ void RunRecord::set_disk_alarm(std::string_view part, std::uint64_t step, const 
     const std::lock_guard lock(mutex_);
     if (!disk_alarms_.try_emplace(std::string(part), DiskAlarm{.kind = kind, .since = now}).second) return;
   }
-  const char* advice = is_full
-                           ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
-                           : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
+  const char* advice = is_full ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
+                               : "check the disk: the run retries for a minute, then ends; continue it with --resume";
   log::error("{}: {}. Advice: {}", part, error->message(), advice);
-  event(
+  append_event(
       "alarm",
       {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
 }
@@ -201,12 +200,12 @@ Status RunRecord::write_pending_rows() {
   return metrics_.write_out();
 }
 
-void RunRecord::event(std::string_view kind, nlohmann::json fields) {
+void RunRecord::append_event(std::string_view kind, nlohmann::json fields) {
   fields["event"] = kind;
-  append(events_, std::move(fields));
+  append_row(events_, std::move(fields));
 }
 
-void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
+void RunRecord::append_metric(std::string_view kind, nlohmann::json fields) {
   fields["kind"] = kind;
   std::vector<Alarm> new_alarms;
   {
@@ -215,22 +214,23 @@ void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
   }
   for (const Alarm& alarm : new_alarms) {
     log::warn("{} at step {}: {}. Advice: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
-    event("alarm", {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
+    append_event("alarm",
+                 {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
   }
-  append(metrics_, std::move(fields));
+  append_row(metrics_, std::move(fields));
 }
 
-// Replaces a file that readers poll. `is_failing` keeps whether the last attempt failed, so that a lasting failure is
-// logged once.
 void RunRecord::replace(std::string_view name, std::string_view content, bool& is_failing) {
   const Status written = write_file_atomic(folder_ / name, content);
   if (!written && !is_failing) log::warn("{}", written.error().message());
   is_failing = !written;
 }
 
-void RunRecord::write_status(const nlohmann::json& status) { replace("status.json", json_text(status), status_fails_); }
+void RunRecord::write_status(const nlohmann::json& status) {
+  replace("status.json", json_text(status), status_is_failing_);
+}
 
-void RunRecord::write_topology(const std::string& dot) { replace("topology.dot", dot, topology_fails_); }
+void RunRecord::write_topology(const std::string& dot) { replace("topology.dot", dot, topology_is_failing_); }
 
 Status RunRecord::write_report(const nlohmann::json& report) {
   return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");

@@ -16,14 +16,15 @@
 namespace echoline::learner {
 
 inline constexpr int kReportSchemaVersion = 1;
-inline constexpr std::size_t kPendingBytesMax = 16 << 20;  // of rows that wait for the disk, per file
+// Limit of each file's rows that are not on disk yet.
+inline constexpr std::size_t kPendingBytesMax = 16 << 20;
 
 // Thread-safe. One process writes a run at a time: open() takes a lock that ends with the process.
 class RunRecord {
  public:
   // Opens the run's folder for writing. With `resume`, continues the existing run (kNotFound if there is none).
-  // Otherwise an earlier run of the same name is moved to <name>.1, <name>.2, ... kUnavailable: another process runs it
-  // now. `patience`: how long to wait for a process that holds the lock and may end soon.
+  // Otherwise an earlier run of the same name is moved to the first free of <name>.1, <name>.2 and so on. Fails with
+  // kUnavailable if another process writes this run. `patience`: how long to wait for that process, which may end soon.
   static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume,
                                                  Duration patience = {});
   ~RunRecord();
@@ -33,15 +34,17 @@ class RunRecord {
   const std::filesystem::path& moved_to() const { return moved_to_; }
 
   // Appends {"unix_s":..., "event":..., ...fields}; `fields` must be an object. If a row exceeds kRowBytesMax
-  // (learner/row_file.hpp), only its names and numbers are written, with `bytes_left_out`. The same holds for metric().
-  void event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
+  // (learner/row_file.hpp), only its kind, step, version, worker and offer are written, and the row's full size as
+  // `bytes_left_out`. The same holds for append_metric().
+  void append_event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
   // Appends {"unix_s":..., "kind":..., ...fields} to the measurements for reports. If an alarm begins with the row, it
   // is logged and becomes an event.
-  void metric(std::string_view kind, nlohmann::json fields);
-  // The kinds of the current alarms; a resumed run knows those of its earlier rows.
+  void append_metric(std::string_view kind, nlohmann::json fields);
+  // The kinds of the current alarms. After a resume they include alarms that began in earlier rows and have not ended.
   std::vector<std::string> alarms() const;
-  // The learner's disk refuses writes of `part` of the run. Raises the alarm disk_full or disk_failing, with reason and
-  // place, until `error` is null. Repeated calls change nothing.
+  // Raises the alarm disk_full or disk_failing: the learner's disk refuses to write `part` of the run, such as
+  // "checkpoint". The alarm's text has the error, which names the file. A later call with a null `error` ends the
+  // alarm; a repeated one changes nothing. `step`: the current step, for the event.
   void set_disk_alarm(std::string_view part, std::uint64_t step, const Error* error);
   // Writes rows that could not be written before. kExhausted or kIo while the disk refuses them. Up to kPendingBytesMax
   // of them wait in memory; further rows are lost.
@@ -50,6 +53,7 @@ class RunRecord {
   void write_status(const nlohmann::json& status);
   // Replaces topology.dot.
   void write_topology(const std::string& dot);
+  // Replaces report.json.
   Status write_report(const nlohmann::json& report);
 
  private:
@@ -67,7 +71,9 @@ class RunRecord {
   };
 
   RunRecord() = default;
-  void append(Rows& rows, nlohmann::json fields);
+  void append_row(Rows& rows, nlohmann::json fields);
+  // Replaces a file that readers poll. Sets `is_failing` to whether this attempt failed, so that a lasting failure is
+  // logged once.
   void replace(std::string_view name, std::string_view content, bool& is_failing);
   std::filesystem::path folder_, moved_to_;
   int lock_fd_ = -1;
@@ -75,7 +81,7 @@ class RunRecord {
   Alarms alarms_;
   std::map<std::string, DiskAlarm, std::less<>> disk_alarms_;  // by part
   Rows events_, metrics_;
-  bool status_fails_ = false, topology_fails_ = false;
+  bool status_is_failing_ = false, topology_is_failing_ = false;  // see replace()
 };
 
 // JSON text for files of a run. Always valid JSON, even if a string in `value` is not UTF-8.

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/log.hpp"
 #include "base/process_memory.hpp"
 
@@ -59,6 +61,11 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
                  {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
                  {"usd_per_hour", fleet.usd_per_hour + config_.learner.usd_per_hour.value_or(0)},
                  {"prices_known", fleet.prices_known && learner_usd},
+                 {"account_trouble", fleet.account_trouble},
+                 {"credit_usd", fleet.credit_usd ? json(*fleet.credit_usd) : json(nullptr)},
+                 {"credit_hours", fleet.credit_usd && fleet.usd_per_hour > 0
+                                      ? json(std::max(0.0, *fleet.credit_usd) / fleet.usd_per_hour)
+                                      : json(nullptr)},
                  {"rollouts_per_s_wanted", fleet.numbers.target_rollouts_per_s},
                  {"rollouts_per_s_expected", fleet.numbers.expected_rollouts_per_s},
                  {"memory_bytes", memory.resident.count},

@@ -16,6 +16,7 @@ Result<RunTask> RunTask::read(const RunConfig& config) {
   ECHO_ASSIGN(model::ModelFiles files, config.model.path
                                            ? model::ModelFiles::read(*config.model.path, model_use(config))
                                            : model::ModelFiles::of_preset(*config.model.preset));
+  ECHO_TRY(set_adapter(config, files.config));
   ECHO_ASSIGN(model::Phrasing phrasing, model::Phrasing::make(files, config.prompts));
   ECHO_ASSIGN(auto adapter, run_adapter(config));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
@@ -35,13 +36,20 @@ SubmissionChecker RunTask::make_submission_checker(const RunConfig& config) cons
   options.unscored = [task = config.task](const schema::Problem& problem) {
     return task.scored_by_learner(problem.id());
   };
-  options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
+  options.trainable = [shape = files.config](const schema::Trajectory& trajectory) {
+    return check_trainable(trajectory, shape);
+  };
   return SubmissionChecker(std::move(options), *adapter, phrasing);
 }
 
 void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_seed(config.run.seed);
   spec.set_model_config_json(files.config.to_json());
+  if (files.config.adapter) {
+    model::AdapterConfig adapter = *files.config.adapter;
+    adapter.base_model.clear();  // a folder of this machine
+    spec.set_policy_adapter_json(adapter.to_json());
+  }
   spec.set_tokenizer_json(phrasing.tokenizer().to_json());
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());

@@ -42,7 +42,7 @@ void RunWorkers::on_lost(WorkerId worker, const std::string& reason) { attendanc
 void RunWorkers::on_trouble(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, printable(what));
   roster_.count_trouble(worker);
-  journal_.record().event("trouble", {{"worker", worker.value}, {"what", printable(what)}});
+  journal_.record().append_event("trouble", {{"worker", worker.value}, {"what", printable(what)}});
 }
 
 void RunWorkers::record_change(const PresenceChange& change) {
@@ -54,13 +54,13 @@ void RunWorkers::record_change(const PresenceChange& change) {
     log::warn("worker {} is away: {}; its place is kept for {}", id, change.reason,
               to_text(run_.config.fleet.away_max));
   if (change.kind == Kind::kAway || change.kind == Kind::kLost)
-    journal_.record().event(change.kind == Kind::kAway ? "away" : "left",
-                            {{"worker", id.value}, {"reason", change.reason}});
+    journal_.record().append_event(change.kind == Kind::kAway ? "away" : "left",
+                                   {{"worker", id.value}, {"reason", change.reason}});
   if (!change.has_joined()) return;
   nlohmann::json event{{"worker", id.value}, {"offer", change.offer}};
   const auto& regions = run_.config.paths.regions.regions;
   if (!regions.empty()) event["region"] = regions[change.region].name;
-  journal_.record().event(change.kind == Kind::kBack ? "back" : "joined", std::move(event));
+  journal_.record().append_event(change.kind == Kind::kBack ? "back" : "joined", std::move(event));
 }
 
 void RunWorkers::greet_workers(overlay::LearnerNode& node) {

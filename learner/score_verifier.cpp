@@ -17,18 +17,18 @@ const char* verdict_text(bool is_correct) { return is_correct ? "correct" : "wro
 
 }  // namespace
 
-std::vector<model::Token> response_of(const schema::Trajectory& t) {
+std::vector<model::Token> response_of(const schema::Trajectory& trajectory) {
   std::vector<model::Token> response;
-  response.reserve(static_cast<std::size_t>(t.response_tokens_size()));
-  for (const std::uint32_t token : t.response_tokens()) response.push_back(static_cast<model::Token>(token));
+  response.reserve(static_cast<std::size_t>(trajectory.response_tokens_size()));
+  for (const std::uint32_t token : trajectory.response_tokens()) response.push_back(static_cast<model::Token>(token));
   return response;
 }
 
-std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response) {
-  if (t.loss_mask_size() == 0) return {response};
+  if (trajectory.loss_mask_size() == 0) return {response};
   std::vector<std::span<const model::Token>> turns;
-  const auto is_of_policy = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
+  const auto is_of_policy = [&](std::size_t i) { return trajectory.loss_mask(static_cast<int>(i)) != 0; };
   if (response.empty() || !is_of_policy(0) || !is_of_policy(response.size() - 1)) return {};
   for (std::size_t begin = 0, end = 0; begin < response.size(); begin = end) {
     while (end < response.size() && is_of_policy(end) == is_of_policy(begin)) ++end;
@@ -37,35 +37,36 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
   return turns;
 }
 
-bool has_same_verdict(const schema::Trajectory& t, const data_plane::Score& score) {
-  return is_equal(t.reward(), score.reward) && t.correct() == score.correct;
+bool has_same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score) {
+  return is_equal(trajectory.reward(), score.reward) && trajectory.correct() == score.correct;
 }
 
-bool has_same_components(const schema::Trajectory& t, const data_plane::Score& score) {
-  if (static_cast<std::size_t>(t.components_size()) != score.components.size()) return false;
+bool has_same_components(const schema::Trajectory& trajectory, const data_plane::Score& score) {
+  if (static_cast<std::size_t>(trajectory.components_size()) != score.components.size()) return false;
   return std::ranges::all_of(score.components, [&](const auto& part) {
-    const auto component = t.components().find(part.first);
-    return component != t.components().end() && is_equal(component->second, part.second);
+    const auto component = trajectory.components().find(part.first);
+    return component != trajectory.components().end() && is_equal(component->second, part.second);
   });
 }
 
-Result<ScoreVerifier::ComputedScore> ScoreVerifier::compute_score(const schema::Trajectory& t,
+Result<ScoreVerifier::ComputedScore> ScoreVerifier::compute_score(const schema::Trajectory& trajectory,
                                                                   const schema::Problem& problem,
                                                                   const std::atomic<bool>* stop) const {
   try {
-    return run_turns(t, problem, stop);
+    return run_turns(trajectory, problem, stop);
   } catch (const std::exception& error) {
     return fail(Code::kUnavailable, "task", "{}", error.what());
   }
 }
 
-Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Trajectory& t,
+Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Trajectory& trajectory,
                                                               const schema::Problem& problem,
                                                               const std::atomic<bool>* stop) const {
-  const std::vector<model::Token> response = response_of(t);
-  const auto turns = turns_of(t, response);
+  const std::vector<model::Token> response = response_of(trajectory);
+  const auto turns = turns_of(trajectory, response);
   const auto refuse = [](Refusal refusal) { return ComputedScore{.score = {}, .refusal = std::move(refusal)}; };
-  ECHO_ASSIGN(const auto episode, adapter_.begin(problem, data_plane::episode_seed(run_seed_, t.group(), t.member())));
+  ECHO_ASSIGN(const auto episode,
+              adapter_.begin(problem, data_plane::episode_seed(run_seed_, trajectory.group(), trajectory.member())));
   ComputedScore computed;
   bool has_finished = false;
   for (std::size_t i = 0; i < turns.size(); ++i) {
@@ -97,17 +98,17 @@ Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Traj
                                  "its {} tokens of observation after turn {} are not the {} of its task",
                                  observed_tokens, i + 1, observation_tokens.size()));
   }
-  if (t.finished() != has_finished)
-    return refuse(
-        make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", t.finished(), has_finished));
+  if (trajectory.finished() != has_finished)
+    return refuse(make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", trajectory.finished(),
+                               has_finished));
   return computed;
 }
 
-std::optional<Refusal> ScoreVerifier::difference(const schema::Trajectory& t, const data_plane::Score& score) {
-  if (!has_same_verdict(t, score))
-    return make_refusal("wrong score", kForged, "reward {} ({}), expected {} ({})", t.reward(),
-                        verdict_text(t.correct()), score.reward, verdict_text(score.correct));
-  if (!has_same_components(t, score))
+std::optional<Refusal> ScoreVerifier::difference(const schema::Trajectory& trajectory, const data_plane::Score& score) {
+  if (!has_same_verdict(trajectory, score))
+    return make_refusal("wrong score", kForged, "reward {} ({}), expected {} ({})", trajectory.reward(),
+                        verdict_text(trajectory.correct()), score.reward, verdict_text(score.correct));
+  if (!has_same_components(trajectory, score))
     return make_refusal("wrong score", kForged, "the parts of its reward are not those of this task");
   return std::nullopt;
 }

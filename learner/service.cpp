@@ -44,7 +44,7 @@ class Service {
     const bool resume = run_.options.resume;
     ECHO_TRY(check_and_plan());
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(run_.config, run_.options.built_in));
-    if (run_.options.planned) run_.options.planned(plan_.plan);
+    if (run_.options.on_plan) run_.options.on_plan(plan_.plan);
     ECHO_TRY(open_journal());
     if (resume)
       ECHO_TRY(listen_early());
@@ -55,8 +55,8 @@ class Service {
     ECHO_ASSIGN(policy_, make_source({.config = run_.config,
                                       .task = *task_,
                                       .record = journal_->record(),
-                                      .phase = [this](const std::string& text) { write_status(phase_of(text)); },
-                                      .waiting = [this] { return fleet_->check_budget(); },
+                                      .report_phase = [this](const std::string& text) { write_status(phase_of(text)); },
+                                      .while_waiting = [this] { return fleet_->check_budget(); },
                                       .stop = run_.stop,
                                       .probe = run_.options.built_in.probe},
                                      resume));
@@ -87,8 +87,13 @@ class Service {
                              .publisher = publisher_,
                              .node = *node_,
                              .write_status = write_phase});
-    ECHO_ASSIGN(const bool completed, loop.run());
-    if (!completed) return finish("interrupted");
+    const Result<bool> completed = loop.run();
+    if (!completed && fleet_->summary().numbers.money_spent) {
+      log::warn("{}", completed.error().message());
+      return finish("out of budget");
+    }
+    if (!completed) return completed.error();
+    if (!*completed) return finish("interrupted");
     wait_for_final_acks();
     return finish("completed");
   }
@@ -170,12 +175,12 @@ class Service {
     };
     events.broadcast_done = [this](const overlay::BroadcastReport& report) { on_broadcast_done(report); };
     events.need_catch_up = [this](Version, std::optional<Version> from) { publisher_.request_catch_up(from); };
-    events.chose_topology = [&record](const std::string& text) { record.event("topology", {{"what", text}}); };
-    events.slow_hop = [&record](const overlay::SlowHop& hop) { record.event("slow_hop", {{"hop", hop.text}}); };
+    events.chose_topology = [&record](const std::string& text) { record.append_event("topology", {{"what", text}}); };
+    events.slow_hop = [&record](const overlay::SlowHop& hop) { record.append_event("slow_hop", {{"hop", hop.text}}); };
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(options), std::move(events)));
     publisher_.attach(node_.get());
     workers_->greet_workers(*node_);
-    record.event("listening", {{"at", overlay::to_text(node_->endpoint())}});
+    record.append_event("listening", {{"at", overlay::to_text(node_->endpoint())}});
     return ok();
   }
 
@@ -196,7 +201,7 @@ class Service {
     events.turned_away = [this](WorkerId worker) { workers_->roster().record_turned_away(worker); };
     events.misbehaved = [this, &record](WorkerId worker, const std::string& reason) {
       node_->expel(worker, reason);
-      record.event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
+      record.append_event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
     };
     events.leaving = [this](WorkerId worker) { return workers_->attendance().on_leaving(worker); };
     events.drained = [this](WorkerId worker) { workers_->attendance().on_drained(worker); };
@@ -204,16 +209,17 @@ class Service {
       record.set_disk_alarm("replay buffer", journal_->step(), error);
     };
     events.set_aside = [&record](const GroupSetAside& group) {
-      record.event("group_set_aside", {{"group", group.group.value},
-                                       {"problem", group.problem},
-                                       {"reason", group.reason},
-                                       {"detail", group.detail}});
+      record.append_event("group_set_aside", {{"group", group.group.value},
+                                              {"problem", group.problem},
+                                              {"reason", group.reason},
+                                              {"detail", group.detail}});
     };
     events.policy_unusable = [&record](const PolicyUnusable& policy) {
       json workers = json::array();
       for (const WorkerId worker : policy.workers) workers.push_back(worker.value);
-      record.event("policy_unusable",
-                   {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
+      record.append_event(
+          "policy_unusable",
+          {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
     };
     const std::uint64_t step = journal_->step();
     ECHO_ASSIGN(desk_,
@@ -275,12 +281,13 @@ class Service {
     input.learner_usd = journal.run_clock().learner_usd();
     input.steps_done = journal.step();
     input.memory = process_memory();
-    input.ended = how;
+    input.end_reason = how;
     ServiceOutcome outcome;
     outcome.report = make_report(input);
     outcome.completed = completed;
+    outcome.unreturned = input.fleet.unreturned;
     ECHO_TRY(journal.persist("report", [&] { return journal.record().write_report(outcome.report); }));
-    journal.record().event("ended", {{"how", how}, {"step", journal.step()}});
+    journal.record().append_event("ended", {{"how", how}, {"step", journal.step()}});
     shut_down();
     ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
     journal.status().make_write_due();
@@ -318,13 +325,13 @@ class Service {
   void on_published(const PublishReport& report) {
     journal_->status().set_published(report.version, report.digest, report.stats.patch_bytes);
     desk_->finish_publishing(report.version, report.digest);
-    journal_->record().metric("publication", {{"version", report.version.value},
-                                              {"snapshot", report.snapshot},
-                                              {"state_bytes", report.stats.state_bytes},
-                                              {"patch_bytes", report.stats.patch_bytes},
-                                              {"density", report.stats.density()},
-                                              {"encode_seconds", report.encode_seconds},
-                                              {"digest", overlay::to_hex(report.digest)}});
+    journal_->record().append_metric("publication", {{"version", report.version.value},
+                                                     {"snapshot", report.snapshot},
+                                                     {"state_bytes", report.stats.state_bytes},
+                                                     {"patch_bytes", report.stats.patch_bytes},
+                                                     {"density", report.stats.density()},
+                                                     {"encode_seconds", report.encode_seconds},
+                                                     {"digest", overlay::to_hex(report.digest)}});
   }
 
   // On the overlay's thread, so that the fleet sees progress during a long learner step.
@@ -345,10 +352,10 @@ class Service {
   void on_broadcast_done(const overlay::BroadcastReport& report) {
     // A snapshot is larger than usual payloads, so the fleet gets only the times of deltas.
     if (provisioner::FleetDriver* fleet = fleet_->driver(); fleet && report.base)
-      fleet->on_broadcast_measured(report.t_b, report.payload);
+      fleet->on_broadcast_measured(report.t_b, report.payload, workers_->roster().install_time());
     const auto links = workers_->roster().links_of(report.topology.workers());
     journal_->status().set_broadcast_time(report.t_b);
-    journal_->record().metric("broadcast", broadcast_row(run_.config, report, links));
+    journal_->record().append_metric("broadcast", broadcast_row(run_.config, report, links));
   }
 
   void write_status(const std::string& phase) {

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/result.hpp"
@@ -21,12 +23,13 @@ struct ServiceOptions {
   BuiltIn built_in;              // the built-in trainer, if the program has it (learner/training/built_in.hpp).
   const Clock* clock = nullptr;  // null: the system's clock; a test's may run faster
   // Called with the plan, before an earlier run is moved aside; may be empty.
-  std::function<void(const provisioner::Plan&)> planned;
+  std::function<void(const provisioner::Plan&)> on_plan;
 };
 
 struct ServiceOutcome {
-  nlohmann::json report;   // as written to report.json
-  bool completed = false;  // false: stopped on request, with a checkpoint to resume from
+  nlohmann::json report;                // as written to report.json
+  bool completed = false;               // false: stopped on request, with a checkpoint to resume from
+  std::vector<std::string> unreturned;  // FleetSummary::unreturned
 };
 
 // Runs `config` to its end; writes only below its run folder. When `stop` turns true, the learner finishes its current

@@ -26,7 +26,7 @@ SubmissionChecker::SubmissionChecker(SubmissionCheckerOptions options, const dat
 
 Result<const Question*> SubmissionChecker::question(GroupId group) {
   constexpr std::string_view kOperation = "problem";
-  if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
+  if (const auto cached = questions_.find(group); cached != questions_.end()) return cached->second.get();
   Question question;
   ECHO_ASSIGN(question.problem, problem(group));
   auto prompt = verifier_->phrasing().prompt(data_plane::prompt_of(question.problem));
@@ -68,71 +68,73 @@ schema::Problem SubmissionChecker::worker_view(const schema::Problem& problem) c
 std::optional<Refusal> SubmissionChecker::refusal(const schema::Submission& submission) {
   data_plane::TrajectoryLimits limits;
   limits.metadata_max = options_.metadata_max;
-  for (const schema::Trajectory& t : submission.trajectories()) {
-    if (const Status well_formed = data_plane::check(t, limits); !well_formed)
+  for (const schema::Trajectory& trajectory : submission.trajectories()) {
+    if (const Status well_formed = data_plane::check(trajectory, limits); !well_formed)
       return make_refusal("malformed", kNotForged, "{}", well_formed.error().detail);
-    const auto group_question = question(GroupId{t.group()});
+    const auto group_question = question(GroupId{trajectory.group()});
     if (!group_question) return make_refusal("malformed", kNotForged, "{}", group_question.error().detail);
-    if (auto refused = refusal(t, **group_question)) return refused;
+    if (auto refused = refusal(trajectory, **group_question)) return refused;
   }
   return std::nullopt;
 }
 
 // Requires that the trajectory has passed data_plane::check.
-std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& t, const Question& question) const {
-  const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
-  if (t.id() != expected_id)
-    return make_refusal("malformed", kNotForged, "id '{}', expected '{}'", t.id(), expected_id);
-  if (t.problem_id() != question.problem.id())
-    return make_refusal("wrong prompt", kForged, "problem '{}', expected '{}'", t.problem_id(), question.problem.id());
-  if (!same_tokens(t.prompt_tokens(), question.prompt))
+std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& trajectory,
+                                                  const Question& question) const {
+  const std::string expected_id = fmt::format("{}/{}", trajectory.lease(), trajectory.member());
+  if (trajectory.id() != expected_id)
+    return make_refusal("malformed", kNotForged, "id '{}', expected '{}'", trajectory.id(), expected_id);
+  if (trajectory.problem_id() != question.problem.id())
+    return make_refusal("wrong prompt", kForged, "problem '{}', expected '{}'", trajectory.problem_id(),
+                        question.problem.id());
+  if (!same_tokens(trajectory.prompt_tokens(), question.prompt))
     return make_refusal("wrong prompt", kForged, "its {} prompt tokens are not the {} of problem '{}'",
-                        t.prompt_tokens_size(), question.prompt.size(), question.problem.id());
-  if (t.response_tokens_size() > options_.response_tokens_max)
+                        trajectory.prompt_tokens_size(), question.prompt.size(), question.problem.id());
+  if (trajectory.response_tokens_size() > options_.response_tokens_max)
     return make_refusal("malformed", kNotForged, "{} response tokens, at most {} were asked for",
-                        t.response_tokens_size(), options_.response_tokens_max);
-  for (const std::uint32_t token : t.response_tokens())
+                        trajectory.response_tokens_size(), options_.response_tokens_max);
+  for (const std::uint32_t token : trajectory.response_tokens())
     if (token >= static_cast<std::uint64_t>(options_.vocab_size))
       return make_refusal("malformed", kNotForged, "token {}, the vocabulary ends at {}", token,
                           options_.vocab_size - 1);
   if (options_.trainable)
-    if (const Status status = options_.trainable(t); !status)
+    if (const Status status = options_.trainable(trajectory); !status)
       return make_refusal("malformed", kNotForged, "{}", status.error().detail);
 
-  const std::vector<model::Token> response = response_of(t);
-  const auto turns = turns_of(t, response);
+  const std::vector<model::Token> response = response_of(trajectory);
+  const auto turns = turns_of(trajectory, response);
   if (turns.empty() || turns.size() > data_plane::kTurnsMax)
     return make_refusal("malformed", kNotForged,
                         "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                         data_plane::kTurnsMax);
-  if (auto refused = check_end(t, turns)) return refused;
+  if (auto refused = check_end(trajectory, turns)) return refused;
   if (is_scored_by_learner(question.problem)) {
     if (turns.size() != 1) return make_refusal("malformed", kNotForged, "{} turns, its task has one", turns.size());
-    if (t.finished() != verifier_->phrasing().response_end(response).has_value())
-      return make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", t.finished(),
-                          !t.finished());
-    if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
+    if (trajectory.finished() != verifier_->phrasing().response_end(response).has_value())
+      return make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", trajectory.finished(),
+                          !trajectory.finished());
+    if (trajectory.reward() != 0 || trajectory.correct() || trajectory.late() || !trajectory.components().empty())
       return make_refusal("malformed", kNotForged, "it has a score, although the learner scores this problem");
-    if (t.text() != verifier_->text(response, 1))
+    if (trajectory.text() != verifier_->text(response, 1))
       return make_refusal("wrong score", kForged, "its text differs from the text of its tokens");
     return std::nullopt;
   }
   // Scores that are costly to compute are checked by the Regrader instead, on another thread.
   std::optional<data_plane::Score> expected;
   if (verifier_->adapter().repeatable(question.problem) == data_plane::Repeatable::kCheaply) {
-    auto computed = verifier_->compute_score(t, question.problem);
+    auto computed = verifier_->compute_score(trajectory, question.problem);
     if (!computed)
       return make_refusal("malformed", kNotForged, "its task cannot be asked: {}", computed.error().message());
     if (computed->refusal) return std::move(computed->refusal);
     expected = std::move(computed->score);
   }
-  if (t.text() != verifier_->text(response, turns.size()))
+  if (trajectory.text() != verifier_->text(response, turns.size()))
     return make_refusal("wrong score", kForged, "its text differs from the text of its tokens");
-  return expected ? ScoreVerifier::difference(t, *expected) : std::nullopt;
+  return expected ? ScoreVerifier::difference(trajectory, *expected) : std::nullopt;
 }
 
 // Whether every turn ends validly: by itself, or at its length limit.
-std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& t,
+std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& trajectory,
                                                     std::span<const std::span<const model::Token>> turns) const {
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
@@ -140,12 +142,12 @@ std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& t,
     const auto end = verifier_->phrasing().response_end(turn);
     if (end && *end != turn.size())
       return make_refusal("malformed", kNotForged, "it goes on after token {}, which ends a response", turn[*end - 1]);
-    const bool is_at_limit = (is_last_turn && t.response_tokens_size() == options_.response_tokens_max) ||
+    const bool is_at_limit = (is_last_turn && trajectory.response_tokens_size() == options_.response_tokens_max) ||
                              (options_.turn_tokens_max > 0 && std::ssize(turn) == options_.turn_tokens_max);
     if (!end && !is_at_limit)
       return make_refusal("malformed", kNotForged, "it is cut after {} tokens, expected an end or {} tokens",
                           turn.size(), is_last_turn ? options_.response_tokens_max : options_.turn_tokens_max);
-    if (is_last_turn && t.finished() && !end)
+    if (is_last_turn && trajectory.finished() && !end)
       return make_refusal("malformed", kNotForged, "finished is true, its last token says false");
   }
   return std::nullopt;
@@ -153,7 +155,7 @@ std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& t,
 
 Status SubmissionChecker::trainable(std::span<const schema::Trajectory> group) const {
   if (options_.trainable)
-    for (const schema::Trajectory& t : group) ECHO_TRY(options_.trainable(t));
+    for (const schema::Trajectory& trajectory : group) ECHO_TRY(options_.trainable(trajectory));
   return ok();
 }
 

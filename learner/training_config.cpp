@@ -8,7 +8,7 @@ namespace echoline::learner {
 namespace {
 
 const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
-  static const std::vector<std::pair<std::string_view, LossConfig>> all = [] {
+  static const std::vector<std::pair<std::string_view, LossConfig>> losses = [] {
     const LossConfig dapo;
     LossConfig grpo = dapo;
     grpo.clip_high = 0.2;
@@ -41,14 +41,14 @@ const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
         {"dapo", dapo},   {"grpo", grpo}, {"dr_grpo", dr_grpo},           {"rloo", rloo}, {"opo", opo}, {"gspo", gspo},
         {"cispo", cispo}, {"tis", tis},   {"tis_sequence", tis_sequence}, {"m2po", m2po}};
   }();
-  return all;
+  return losses;
 }
 
 }  // namespace
 
 std::optional<LossConfig> loss_named(std::string_view name) {
-  for (const auto& [known, config] : named_losses())
-    if (known == name) return config;
+  for (const auto& [loss_name, config] : named_losses())
+    if (loss_name == name) return config;
   return std::nullopt;
 }
 

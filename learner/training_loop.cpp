@@ -138,7 +138,7 @@ Result<bool> TrainingLoop::train_one_step() {
     // After a resume from an earlier checkpoint, a version may be newer than the step. It counts as staleness 0.
     const std::uint64_t staleness = std::max(journal.step(), group.version.value) - group.version.value;
     trajectories_by_staleness[staleness] += group.trajectories.size();
-    for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
+    for (schema::Trajectory& trajectory : group.trajectories) trajectories.push_back(std::move(trajectory));
   }
   ECHO_ASSIGN(const std::optional<TrainedStep> trained, parts_.policy.step(trajectories));
   if (!trained) return false;
@@ -161,7 +161,8 @@ Result<bool> TrainingLoop::train_one_step() {
   json row = batch_figures(trajectories);
   if (!run_.config.task.listed_tasks.empty()) {
     TaskFigures by_task;
-    for (const schema::Trajectory& t : trajectories) by_task.add(t.problem_id(), t.correct(), t.reward());
+    for (const schema::Trajectory& trajectory : trajectories)
+      by_task.add(trajectory.problem_id(), trajectory.correct(), trajectory.reward());
     row["by_task"] = by_task.figures("responses");
   }
   row.update(trained->figures);  // the trainer's own figures replace those of the whole batch
@@ -175,7 +176,7 @@ Result<bool> TrainingLoop::train_one_step() {
               {"train_seconds", seconds(trained_at - batch_ready_at)},
               {"publish_seconds", seconds(handed_to_publisher_at - trained_at)},
               {"step_seconds", seconds(ended_at - began_at)}});
-  journal.record().metric("step", std::move(row));
+  journal.record().append_metric("step", std::move(row));
   ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
   parts_.write_status("training");
   return not_stopped;

@@ -13,13 +13,13 @@ void WorkerMeter::record_accepted(std::uint64_t rollouts, double lease_seconds) 
 
 WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, TimePoint now) {
   constexpr Duration kReportDelayMax = std::chrono::seconds(10);  // of a heartbeat after accepted results
-  if (since_ == kNever) since_ = now;
+  if (counted_since_ == kNever) counted_since_ = now;
   if (pending_.rollouts == 0)
     return {.rollouts = 0, .busy_s = 0, .turned_away = std::exchange(pending_.turned_away, false)};
   // The worker's counter restarts at 0 with its process.
   const bool has_restarted = vitals.busy_s() < reported_busy_s_;
   const double reported_s = vitals.busy_s() - (has_restarted ? 0 : reported_busy_s_);
-  const double passed_s = seconds(now - since_);
+  const double passed_s = seconds(now - counted_since_);
   if (unreported_since_ == kNever) unreported_since_ = now;
   if (reported_s == 0 && now - unreported_since_ < kReportDelayMax)
     return {};  // the first heartbeat after the results reports their time
@@ -29,7 +29,7 @@ WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, 
                           .busy_s = std::max(std::min(worked_s, passed_s), pending_.busy_s / 2),
                           .turned_away = false};
   reported_busy_s_ = vitals.busy_s();
-  since_ = now;
+  counted_since_ = now;
   unreported_since_ = kNever;
   pending_ = {};
   total_.rollouts += progress.rollouts;
@@ -39,7 +39,7 @@ WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, 
 
 void WorkerMeter::record_return(TimePoint now) {
   pending_ = {};
-  since_ = now;
+  counted_since_ = now;
   unreported_since_ = kNever;
   has_returned_ = true;
 }

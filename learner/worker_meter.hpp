@@ -33,7 +33,7 @@ class WorkerMeter {
   Progress pending_;  // accepted since the last heartbeat; its busy_s is the time with leases
   Progress total_;
   double reported_busy_s_ = 0;
-  TimePoint since_ = kNever;             // reported time counts from then on
+  TimePoint counted_since_ = kNever;     // reported time counts from then on
   TimePoint unreported_since_ = kNever;  // since then, accepted results have no reported time
   bool has_returned_ = false;            // it has come back, and no progress has counted since
 };

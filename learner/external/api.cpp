@@ -282,9 +282,9 @@ struct Api::State {
       });
     };
     server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
-                 json all = options.about;
-                 all.update(status());
-                 answer(response, all);
+                 json fields = options.run_facts;
+                 fields.update(status());
+                 answer(response, fields);
                  return ok();
                }));
     server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {

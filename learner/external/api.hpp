@@ -21,7 +21,7 @@ struct ApiOptions {
   Duration idle_max = std::chrono::minutes(10);  // of a connection between two calls
   // Timeout of a call's body, and of its answer; a second more is allowed per 10 MB.
   Duration stall_max = std::chrono::seconds(60);
-  nlohmann::json about;  // the constant facts of the run, for answers to /v1/status
+  nlohmann::json run_facts;  // the run's constant facts, for answers to /v1/status
   // Reads the run's policy of `version`, checked so that workers can generate with it: from the bytes of a safetensors
   // file, or from a path of a file or folder. Called on any thread.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;

@@ -25,25 +25,25 @@ Result<std::string> pack_batch(const std::vector<schema::Trajectory>& batch) {
   std::vector<std::int64_t> prompt_ends, response_ends, versions, group, member, worker;
   std::vector<std::uint8_t> loss_mask, correct, finished;
   nlohmann::json problems = nlohmann::json::array();
-  for (const schema::Trajectory& t : batch) {
-    prompt.insert(prompt.end(), t.prompt_tokens().begin(), t.prompt_tokens().end());
-    response.insert(response.end(), t.response_tokens().begin(), t.response_tokens().end());
-    logprobs.insert(logprobs.end(), t.logprobs().begin(), t.logprobs().end());
-    for (const schema::VersionSpan& span : t.spans())
+  for (const schema::Trajectory& trajectory : batch) {
+    prompt.insert(prompt.end(), trajectory.prompt_tokens().begin(), trajectory.prompt_tokens().end());
+    response.insert(response.end(), trajectory.response_tokens().begin(), trajectory.response_tokens().end());
+    logprobs.insert(logprobs.end(), trajectory.logprobs().begin(), trajectory.logprobs().end());
+    for (const schema::VersionSpan& span : trajectory.spans())
       versions.insert(versions.end(), span.end() - span.begin(), static_cast<std::int64_t>(span.version()));
-    if (t.loss_mask().empty())
-      loss_mask.insert(loss_mask.end(), static_cast<std::size_t>(t.response_tokens_size()), 1);
+    if (trajectory.loss_mask().empty())
+      loss_mask.insert(loss_mask.end(), static_cast<std::size_t>(trajectory.response_tokens_size()), 1);
     else
-      loss_mask.insert(loss_mask.end(), t.loss_mask().begin(), t.loss_mask().end());
+      loss_mask.insert(loss_mask.end(), trajectory.loss_mask().begin(), trajectory.loss_mask().end());
     prompt_ends.push_back(static_cast<std::int64_t>(prompt.size()));
     response_ends.push_back(static_cast<std::int64_t>(response.size()));
-    group.push_back(static_cast<std::int64_t>(t.group()));
-    member.push_back(t.member());
-    worker.push_back(static_cast<std::int64_t>(t.worker()));
-    reward.push_back(t.reward());
-    correct.push_back(t.correct());
-    finished.push_back(t.finished());
-    problems.push_back(t.problem_id());
+    group.push_back(static_cast<std::int64_t>(trajectory.group()));
+    member.push_back(trajectory.member());
+    worker.push_back(static_cast<std::int64_t>(trajectory.worker()));
+    reward.push_back(trajectory.reward());
+    correct.push_back(trajectory.correct());
+    finished.push_back(trajectory.finished());
+    problems.push_back(trajectory.problem_id());
   }
   const delta::StateView tensors{tensor("prompt_tokens", DType::kI32, prompt),
                                  tensor("prompt_ends", DType::kI64, prompt_ends),

@@ -19,7 +19,9 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kUncountedBytes = 1 << 20;  // of each request; not counted towards receiving_max
+// Bytes of each request that do not count towards receiving_max, so that small requests are accepted while large ones
+// fill it.
+constexpr std::uint64_t kUncountedBytes = 1 << 20;
 constexpr std::size_t kBufferBytes = 64 << 10;
 constexpr std::int64_t kPollMsMax = 1'000'000;  // fits into int; a longer wait polls again
 constexpr int kStatusTimeout = 408, kStatusBusy = 503;
@@ -47,7 +49,7 @@ class ThreadPerConnection final : public httplib::TaskQueue {
     try {
       std::thread(run).detach();
     } catch (const std::system_error&) {
-      run();  // no thread left: this task handles one request at most, then closes the connection
+      run();  // no thread left: the accepting thread serves the connection itself
     }
   }
   void shutdown() override {
@@ -67,13 +69,13 @@ class HttpServer::Connection final : public httplib::Stream {
  public:
   Connection(HttpServer& server, socket_t socket) : server_(server), socket_(socket) {}
   ~Connection() override {
-    received_ = 0;
+    received_bytes_ = 0;
     update_counted_bytes();
   }
 
   // Returns false if the client closed the connection or was idle for too long, or if the server ends.
   bool wait_for_request() {
-    received_ = 0;
+    received_bytes_ = 0;
     update_counted_bytes();
     if (begin_ == end_ && !wait_ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
     is_answering_ = false;
@@ -83,15 +85,14 @@ class HttpServer::Connection final : public httplib::Stream {
 
   ssize_t read(char* to, std::size_t size) override {
     if (begin_ == end_) {
-      const TimePoint give_up_at = deadline(received_);
+      const TimePoint give_up_at = deadline(received_bytes_);
       if (!wait_ready(POLLIN, give_up_at)) {
         if (server_.clock_.now() >= give_up_at)
-          request_failure_ = {
-              kStatusTimeout,
-              fmt::format(
-                  "the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
-                  to_text(server_.clock_.now() - began_at_), to_text(server_.limits_.stall_max),
-                  server_.limits_.bytes_per_s_min)};
+          request_failure_ = {kStatusTimeout,
+                              fmt::format("the request was not complete after {}; the limit is {} plus a second for "
+                                          "every {:.0f} bytes: send it again",
+                                          to_text(server_.clock_.now() - began_at_), to_text(server_.limits_.stall_max),
+                                          server_.limits_.bytes_per_s_min)};
         return -1;
       }
       const ssize_t bytes_received = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
@@ -101,7 +102,7 @@ class HttpServer::Connection final : public httplib::Stream {
       }
       begin_ = 0;
       end_ = static_cast<std::size_t>(bytes_received);
-      received_ += end_;
+      received_bytes_ += end_;
       if (update_counted_bytes() > server_.limits_.receiving_max.count) {
         request_failure_ = {kStatusBusy,
                             fmt::format("requests of more than {} are arriving at once; send it again later",
@@ -119,7 +120,7 @@ class HttpServer::Connection final : public httplib::Stream {
   ssize_t write(const char* from, std::size_t size) override {
     if (!std::exchange(is_answering_, true)) {
       began_at_ = server_.clock_.now();
-      sent_ = 0;
+      sent_bytes_ = 0;
     }
     for (std::size_t bytes_done = 0; bytes_done < size;) {
       if (!is_writable()) return -1;
@@ -127,7 +128,7 @@ class HttpServer::Connection final : public httplib::Stream {
       if (bytes_sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (bytes_sent <= 0) return -1;
       bytes_done += static_cast<std::size_t>(bytes_sent);
-      sent_ += static_cast<std::uint64_t>(bytes_sent);
+      sent_bytes_ += static_cast<std::uint64_t>(bytes_sent);
     }
     return static_cast<ssize_t>(size);
   }
@@ -135,7 +136,7 @@ class HttpServer::Connection final : public httplib::Stream {
   bool is_readable() const override { return begin_ < end_ || wait_ready(POLLIN, server_.clock_.now()); }
   bool is_writable() const override {
     for (;;) {
-      const TimePoint give_up_at = std::min(deadline(sent_), server_.end_by_.load());
+      const TimePoint give_up_at = std::min(deadline(sent_bytes_), server_.end_by_.load());
       if (wait_ready(POLLOUT, std::min(give_up_at, server_.clock_.now() + kEndPollInterval))) return true;
       if (server_.clock_.now() >= give_up_at) return false;
     }
@@ -145,7 +146,7 @@ class HttpServer::Connection final : public httplib::Stream {
   socket_t socket() const override { return socket_; }
 
   const std::optional<RequestFailure>& request_failure() const { return request_failure_; }
-  bool closes() const { return closes_after_answer_ || request_failure_; }
+  bool must_close() const { return closes_after_answer_ || request_failure_; }
   void close_after_answer() { closes_after_answer_ = true; }
 
   // Reads and discards further bytes for a moment, so that the client receives the answer.
@@ -175,8 +176,8 @@ class HttpServer::Connection final : public httplib::Stream {
   }
   // Updates and returns the counted bytes of all arriving requests.
   std::uint64_t update_counted_bytes() {
-    const std::uint64_t counted_now = received_ > kUncountedBytes ? received_ - kUncountedBytes : 0;
-    const std::uint64_t counted_before = std::exchange(counted_, counted_now);
+    const std::uint64_t counted_now = received_bytes_ > kUncountedBytes ? received_bytes_ - kUncountedBytes : 0;
+    const std::uint64_t counted_before = std::exchange(counted_bytes_, counted_now);
     return server_.receiving_ += counted_now - counted_before;  // modulo 2^64, so that it may also fall
   }
 
@@ -186,7 +187,7 @@ class HttpServer::Connection final : public httplib::Stream {
   std::size_t begin_ = 0, end_ = 0;  // the unread part of the buffer
   TimePoint began_at_{};             // start of the request, or of its answer
   bool is_answering_ = false, closes_after_answer_ = false;
-  std::uint64_t received_ = 0, sent_ = 0, counted_ = 0;
+  std::uint64_t received_bytes_ = 0, sent_bytes_ = 0, counted_bytes_ = 0;
   std::optional<RequestFailure> request_failure_;
 };
 
@@ -194,11 +195,12 @@ thread_local HttpServer::Connection* HttpServer::thread_connection_ = nullptr;
 
 HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
   new_task_queue = [] { return new ThreadPerConnection(); };
-  // The value in answers' headers.
+  // Sets only the Keep-Alive header of answers; wait_for_request() enforces idle_max.
   set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(limits.idle_max).count());
   set_keep_alive_max_count(1'000'000'000);
 }
 
+// httplib listens with a short backlog. A second listen() only changes its length.
 void HttpServer::widen_backlog() { ::listen(svr_sock_, static_cast<int>(limits_.connections_max)); }
 
 std::optional<HttpServer::RequestFailure> HttpServer::request_failure() {
@@ -214,8 +216,8 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
   bool is_admitted = false;
   {
     const std::lock_guard lock(mutex_);
-    is_admitted = end_by_.load() == kNever && open_.size() < limits_.connections_max;
-    if (is_admitted) open_.insert(socket);
+    is_admitted = end_by_.load() == kNever && open_sockets_.size() < limits_.connections_max;
+    if (is_admitted) open_sockets_.insert(socket);
   }
   {
     Connection connection(*this, socket);
@@ -234,22 +236,23 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
     }
     while (is_admitted && connection.wait_for_request()) {
       bool is_closed = false;
-      if (!process_request(connection, false, is_closed, [](httplib::Request&) {}) || is_closed) break;
-      if (!connection.closes()) continue;
+      const auto leave_request_as_is = [](httplib::Request&) {};
+      if (!process_request(connection, /*close_connection=*/false, is_closed, leave_request_as_is) || is_closed) break;
+      if (!connection.must_close()) continue;
       connection.linger();
       break;
     }
     thread_connection_ = nullptr;
   }
   const std::lock_guard lock(mutex_);
-  open_.erase(socket);
+  open_sockets_.erase(socket);
   return ::close(socket) == 0;
 }
 
 void HttpServer::end_connections() {
   const std::lock_guard lock(mutex_);
   end_by_ = clock_.now() + kLastAnswerTimeout;
-  for (const socket_t socket : open_) ::shutdown(socket, SHUT_RD);
+  for (const socket_t socket : open_sockets_) ::shutdown(socket, SHUT_RD);
 }
 
 }  // namespace echoline::learner

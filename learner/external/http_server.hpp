@@ -54,7 +54,7 @@ class HttpServer final : public httplib::Server {
   std::atomic<TimePoint> end_by_ = kNever;    // deadline of answers; kNever: the server goes on
   std::atomic<std::uint64_t> receiving_ = 0;  // bytes, as receiving_max counts them
   std::mutex mutex_;
-  std::set<socket_t> open_;                            // guarded by mutex_
+  std::set<socket_t> open_sockets_;                    // guarded by mutex_
   static thread_local Connection* thread_connection_;  // the connection of this thread
 };
 

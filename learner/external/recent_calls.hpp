@@ -41,20 +41,20 @@ class RecentCalls {
     std::optional<std::string> earlier_result_;
   };
 
-  // Waits while another thread executes the same call. `call` describes the call. Without an id, every call is new.
-  // kInvalid: the id is too long, or belongs to a different call.
-  Result<Turn> begin(const std::string& id, const std::string& call);
+  // Waits while another thread executes the same call. `description` tells calls apart. Without an id, every call is
+  // new. kInvalid: the id is too long, or belongs to a different call.
+  Result<Turn> begin(const std::string& id, const std::string& description);
 
  private:
   struct Call {
-    std::string call;
+    std::string description;
     std::optional<std::string> result = {};
   };
   const std::size_t results_max_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::map<std::string, Call> calls_;  // by id; guarded by mutex_
-  std::deque<std::string> order_;      // of results, oldest first; guarded by mutex_
+  std::map<std::string, Call> calls_;     // by id; guarded by mutex_
+  std::deque<std::string> finished_ids_;  // of calls with results, oldest first; guarded by mutex_
 };
 
 }  // namespace echoline::learner

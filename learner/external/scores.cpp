@@ -35,8 +35,8 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
   for (const delta::TensorView& tensor : content.tensors) {
     if (tensor.name != "logprobs" && tensor.name != "entropies")
       return fail(Code::kInvalid, "scores", "expected the tensors logprobs and entropies, found '{}'", tensor.name);
-    std::vector<float>& into = tensor.name == "logprobs" ? scores.logprobs : scores.entropies;
-    ECHO_ASSIGN(into, values_of(tensor, tokens));
+    std::vector<float>& values = tensor.name == "logprobs" ? scores.logprobs : scores.entropies;
+    ECHO_ASSIGN(values, values_of(tensor, tokens));
   }
   if (scores.logprobs.size() != tokens) return fail(Code::kInvalid, "scores", "the tensor logprobs is missing");
   for (const float logprob : scores.logprobs)
@@ -52,29 +52,29 @@ ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, con
   ScoreComparison comparison;
   double entropy = 0, behaviour_kl = 0;
   std::uint64_t all_tokens = 0, responses = 0;
-  const bool with_entropy = !scores.entropies.empty();
+  const bool has_entropies = !scores.entropies.empty();
   std::size_t next_begin = 0;  // first token of the next response
-  for (const schema::Trajectory& t : batch) {
+  for (const schema::Trajectory& trajectory : batch) {
     const std::size_t begin = next_begin;
-    next_begin += static_cast<std::size_t>(t.response_tokens_size());
+    next_begin += static_cast<std::size_t>(trajectory.response_tokens_size());
     double surprise = 0, dispute = 0, entropy_sum = 0, kl_sum = 0;
     std::uint64_t tokens = 0;
     bool is_complete = true;
-    for (int i = 0; i < t.response_tokens_size() && is_complete; ++i) {
-      if (t.loss_mask_size() != 0 && t.loss_mask(i) == 0) continue;
+    for (int i = 0; i < trajectory.response_tokens_size() && is_complete; ++i) {
+      if (trajectory.loss_mask_size() != 0 && trajectory.loss_mask(i) == 0) continue;
       const std::size_t token = begin + static_cast<std::size_t>(i);
       const double logprob = std::max<double>(scores.logprobs[token], kLogprobMin);
-      const double token_entropy = with_entropy ? scores.entropies[token] : 0;
+      const double token_entropy = has_entropies ? scores.entropies[token] : 0;
       is_complete = !std::isnan(scores.logprobs[token]) && !std::isnan(token_entropy);
-      const double log_ratio = std::clamp(logprob - t.logprobs(i), -kLogRatioMax, kLogRatioMax);
+      const double log_ratio = std::clamp(logprob - trajectory.logprobs(i), -kLogRatioMax, kLogRatioMax);
       ++tokens;
-      surprise += with_entropy ? -logprob - token_entropy : 0;
-      dispute += std::abs(logprob - t.logprobs(i));
+      surprise += has_entropies ? -logprob - token_entropy : 0;
+      dispute += std::abs(logprob - trajectory.logprobs(i));
       entropy_sum += token_entropy;
       kl_sum += std::expm1(log_ratio) - log_ratio;  // the k3 estimate, as in the loss
     }
     if (!is_complete || tokens == 0) continue;
-    Scrutiny& worker_scrutiny = comparison.scrutiny[WorkerId{t.worker()}];
+    Scrutiny& worker_scrutiny = comparison.scrutiny[WorkerId{trajectory.worker()}];
     ++worker_scrutiny.responses;
     worker_scrutiny.surprise += surprise / static_cast<double>(tokens);
     worker_scrutiny.dispute += dispute / static_cast<double>(tokens);
@@ -86,7 +86,7 @@ ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, con
   comparison.figures = {{"scored_responses", responses}};
   if (all_tokens == 0) return comparison;
   comparison.figures["behaviour_kl"] = behaviour_kl / static_cast<double>(all_tokens);
-  if (with_entropy) comparison.figures["entropy"] = entropy / static_cast<double>(all_tokens);
+  if (has_entropies) comparison.figures["entropy"] = entropy / static_cast<double>(all_tokens);
   return comparison;
 }
 

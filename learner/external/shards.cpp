@@ -34,14 +34,16 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 
   bool intersects(const Box& other) const {
-    for (std::size_t d = 0; d < begin.size(); ++d)
-      if (begin[d] >= other.begin[d] + other.length[d] || other.begin[d] >= begin[d] + length[d]) return false;
+    for (std::size_t dimension = 0; dimension < begin.size(); ++dimension)
+      if (begin[dimension] >= other.begin[dimension] + other.length[dimension] ||
+          other.begin[dimension] >= begin[dimension] + length[dimension])
+        return false;
     return true;
   }
   bool is_empty() const { return std::find(length.begin(), length.end(), 0) != length.end(); }
   std::int64_t elements() const {
     std::int64_t product = 1;
-    for (const std::int64_t l : length) product *= l;
+    for (const std::int64_t dimension_length : length) product *= dimension_length;
     return product;
   }
   std::string text() const { return fmt::format("[{}] from [{}]", fmt::join(length, ", "), fmt::join(begin, ", ")); }
@@ -60,12 +62,13 @@ void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Bo
   }
   const std::size_t run_bytes = static_cast<std::size_t>(run_elements) * element_bytes;
   std::vector<std::int64_t> index(run_dimension, 0);
-  for (std::size_t at = 0; at < from.size(); at += run_bytes) {
+  for (std::size_t source = 0; source < from.size(); source += run_bytes) {
     std::int64_t target = 0;
-    for (std::size_t d = 0; d < shape.size(); ++d)
-      target = target * shape[d] + box.begin[d] + (d < run_dimension ? index[d] : 0);
-    std::memcpy(to.data() + static_cast<std::size_t>(target) * element_bytes, from.data() + at, run_bytes);
-    for (std::size_t d = run_dimension; d-- > 0 && ++index[d] == box.length[d];) index[d] = 0;
+    for (std::size_t dimension = 0; dimension < shape.size(); ++dimension)
+      target = target * shape[dimension] + box.begin[dimension] + (dimension < run_dimension ? index[dimension] : 0);
+    std::memcpy(to.data() + static_cast<std::size_t>(target) * element_bytes, from.data() + source, run_bytes);
+    for (std::size_t dimension = run_dimension; dimension-- > 0 && ++index[dimension] == box.length[dimension];)
+      index[dimension] = 0;
   }
 }
 
@@ -100,8 +103,9 @@ Result<ShardCollector::Header> ShardCollector::read(Part& part) {
     if (!shape || !offset || shape->size() != piece.shape.size() || offset->size() != piece.shape.size())
       return refuse(fmt::format("expected a 'shape' and an 'offset' of {} whole numbers", piece.shape.size()));
     if (delta::dtype_bits(piece.dtype) < 8) return refuse("packed elements cannot be cut into pieces");
-    for (std::size_t d = 0; d < shape->size(); ++d)
-      if ((*offset)[d] > (*shape)[d] || piece.shape[d] > (*shape)[d] - (*offset)[d])
+    for (std::size_t dimension = 0; dimension < shape->size(); ++dimension)
+      if ((*offset)[dimension] > (*shape)[dimension] ||
+          piece.shape[dimension] > (*shape)[dimension] - (*offset)[dimension])
         return refuse(fmt::format("[{}] from [{}] is not within the tensor's shape [{}]", fmt::join(piece.shape, ", "),
                                   fmt::join(*offset, ", "), fmt::join(*shape, ", ")));
     part.pieces.push_back({(*it)["name"].get<std::string>(), std::move(*shape), std::move(*offset), piece});
@@ -113,7 +117,7 @@ Result<ShardCollector::Header> ShardCollector::read(Part& part) {
 Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, std::string bytes) {
   Part part{std::move(bytes), {}};
   ECHO_ASSIGN(const Header header, read(part));
-  std::map<std::uint32_t, Part> all;
+  std::map<std::uint32_t, Part> complete_parts;
   {
     const std::lock_guard lock(mutex_);
     if (complete_ == std::pair(version, header.attempt)) return std::optional<delta::OwnedState>();
@@ -146,10 +150,10 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
     // The views of short texts would refer to the text's old place, but a file is longer than a text's own buffer.
     parts_.emplace(header.rank, std::move(part));
     if (parts_.size() < header.ranks) return std::optional<delta::OwnedState>();
-    all = std::exchange(parts_, {});
+    complete_parts = std::exchange(parts_, {});
     complete_ = {version, header.attempt};
   }
-  auto joined = join(std::move(all));
+  auto joined = join(std::move(complete_parts));
   if (!joined) {
     const std::lock_guard lock(mutex_);
     complete_.reset();
@@ -159,12 +163,12 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
 }
 
 Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> parts) {
-  struct Placed {
+  struct PlacedPiece {
     std::uint32_t rank;
     Box box;
     const Piece* piece;
   };
-  std::map<std::string, std::vector<Placed>> by_tensor;
+  std::map<std::string, std::vector<PlacedPiece>> by_tensor;
   for (const auto& [rank, part] : parts)
     for (const Piece& piece : part.pieces)
       by_tensor[piece.name].push_back({rank, {piece.offset, piece.content.shape}, &piece});
@@ -172,26 +176,29 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
   delta::StateView layout;
   for (auto& [name, placed] : by_tensor) {
     const Piece& first = *placed.front().piece;
-    const auto refuse = [&, &tensor = name](const Placed& one, const Placed& other, std::string_view why) {
-      return fail(Code::kInvalid, kOperation, "tensor '{}': {} of rank {} and {} of rank {} {}", tensor, one.box.text(),
-                  one.rank, other.box.text(), other.rank, why);
+    const auto refuse = [&, &tensor = name](const PlacedPiece& placed_piece, const PlacedPiece& other,
+                                            std::string_view why) {
+      return fail(Code::kInvalid, kOperation, "tensor '{}': {} of rank {} and {} of rank {} {}", tensor,
+                  placed_piece.box.text(), placed_piece.rank, other.box.text(), other.rank, why);
     };
-    std::vector<Placed> distinct;
+    std::vector<PlacedPiece> distinct;
     std::int64_t covered = 0;
-    for (const Placed& one : placed) {
-      if (one.piece->shape != first.shape || one.piece->content.dtype != first.content.dtype)
-        return refuse(placed.front(), one, "are not of one tensor: their shapes or types differ");
-      if (one.box.is_empty()) continue;
-      const auto overlapping = std::find_if(distinct.begin(), distinct.end(),
-                                            [&](const Placed& other) { return one.box.intersects(other.box); });
+    for (const PlacedPiece& placed_piece : placed) {
+      if (placed_piece.piece->shape != first.shape || placed_piece.piece->content.dtype != first.content.dtype)
+        return refuse(placed.front(), placed_piece, "are not of one tensor: their shapes or types differ");
+      if (placed_piece.box.is_empty()) continue;
+      const auto overlapping = std::find_if(distinct.begin(), distinct.end(), [&](const PlacedPiece& other) {
+        return placed_piece.box.intersects(other.box);
+      });
       if (overlapping == distinct.end()) {
-        covered += one.box.elements();
-        distinct.push_back(one);
+        covered += placed_piece.box.elements();
+        distinct.push_back(placed_piece);
         continue;
       }
-      if (one.box != overlapping->box) return refuse(*overlapping, one, "overlap");
-      const auto a = one.piece->content.bytes, b = overlapping->piece->content.bytes;
-      if (!std::equal(a.begin(), a.end(), b.begin(), b.end())) return refuse(*overlapping, one, "have other values");
+      if (placed_piece.box != overlapping->box) return refuse(*overlapping, placed_piece, "overlap");
+      const auto values = placed_piece.piece->content.bytes, other_values = overlapping->piece->content.bytes;
+      if (!std::equal(values.begin(), values.end(), other_values.begin(), other_values.end()))
+        return refuse(*overlapping, placed_piece, "have other values");
     }
     ECHO_ASSIGN(const std::int64_t elements, delta::element_count(first.shape));
     if (covered != elements)
@@ -203,9 +210,9 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
   ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
   for (std::size_t i = 0; i < policy.size(); ++i) {
     const std::span<std::byte> memory = policy.mutable_bytes(i);
-    for (const Placed& one : by_tensor.at(policy.name(i)))
-      copy_box(one.piece->content.bytes, memory, one.box, one.piece->shape,
-               delta::dtype_bytes(one.piece->content.dtype));
+    for (const PlacedPiece& placed_piece : by_tensor.at(policy.name(i)))
+      copy_box(placed_piece.piece->content.bytes, memory, placed_piece.box, placed_piece.piece->shape,
+               delta::dtype_bytes(placed_piece.piece->content.dtype));
   }
   policy.seal();
   return policy;

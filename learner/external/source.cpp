@@ -16,6 +16,7 @@
 #include "learner/checkpoint_folder.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
+#include "learner/external/published_adapter.hpp"
 #include "learner/external/scores.hpp"
 #include "learner/external/trainer_link.hpp"
 #include "learner/held_out.hpp"
@@ -25,8 +26,10 @@ namespace echoline::learner {
 namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(200);
-constexpr double kProblemsMax = 1e9;               // of an evaluation; keeps the number in range
-constexpr std::uint64_t kBodyBytesMore = 1 << 20;  // of a policy's file, beside its weights
+constexpr double kProblemsMax = 1e9;  // of an evaluation; keeps the number in range
+constexpr std::size_t kAdapterConfigBytesMax = 1 << 20;
+constexpr const char* kAdapterMetadata = "adapter_config";  // PEFT's, in the metadata of an adapter's file
+constexpr std::uint64_t kBodyBytesMore = 1 << 20;           // of a policy's file, beside its weights
 // Wait for a trainer that evaluates and has not reported: it may be evaluating, or gone.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
@@ -52,17 +55,22 @@ class ExternalSource final : public PolicySource {
       for (const ResumeReport::Damaged& damaged : resumed->damaged) {
         log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
                   damaged.reason);
-        host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
+        host_.record.append_event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
       }
       steps_ = static_cast<std::uint64_t>(resumed->step);
       saved_version_ = Version{steps_};
-      host_.record.event("resumed", {{"step", steps_}});
+      host_.record.append_event("resumed", {{"step", steps_}});
     } else if (host_.config.model.path) {
-      ECHO_ASSIGN(delta::OwnedState policy, read_policy(*host_.config.model.path));
+      ECHO_ASSIGN(delta::OwnedState policy, read_initial_policy(*host_.config.model.path));
       ECHO_TRY(probe(policy));
       policy_ = delta::share(std::move(policy));
     } else {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
+      if (has_adapter()) {
+        ECHO_ASSIGN(delta::OwnedState base, delta::copy_of(model::split_adapter(policy.view()).base));
+        base_ = delta::share(std::move(base));
+        ECHO_ASSIGN(policy, to_policy(policy.view()));
+      }
       policy_ = delta::share(std::move(policy));
     }
     trainer_link_.emplace(TrainerLinkOptions{.publish_every = host_.config.staleness.publish_every,
@@ -75,7 +83,7 @@ class ExternalSource final : public PolicySource {
   std::uint64_t steps() const override { return steps_; }
 
   Status begin() override {
-    host_.record.event("started", {{"step", steps_}});
+    host_.record.append_event("started", {{"step", steps_}});
     ECHO_TRY(checkpoint());
     return start_api();
   }
@@ -83,7 +91,8 @@ class ExternalSource final : public PolicySource {
   Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) override {
     ECHO_ASSIGN(std::string bytes, pack_batch(batch));
     std::size_t tokens = 0;
-    for (const schema::Trajectory& t : batch) tokens += static_cast<std::size_t>(t.response_tokens_size());
+    for (const schema::Trajectory& trajectory : batch)
+      tokens += static_cast<std::size_t>(trajectory.response_tokens_size());
     trainer_link_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)), tokens);
     for (;;) {
       auto consumed = trainer_link_->wait_consumed(kPoll);
@@ -171,7 +180,7 @@ class ExternalSource final : public PolicySource {
     api.folder = host_.record.folder();
     // A trainer may send fp32 weights, which are twice the size of bf16 weights; twice that again is a margin.
     api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kBodyBytesMore};
-    api.about = about();
+    api.run_facts = run_facts();
     api.parse_policy = [this](Version version, std::string bytes) {
       return admit(version, parse_policy(std::move(bytes)));
     };
@@ -201,7 +210,7 @@ class ExternalSource final : public PolicySource {
           {"when", when}, {"step", step}, {"accuracy", evaluation.accuracy}, {"problems", evaluation.problems}};
       if (evaluation.reward_mean) row["reward_mean"] = *evaluation.reward_mean;
       if (!evaluation.by_task.empty()) row["by_task"] = evaluation.by_task.figures("problems");
-      host_.record.metric("evaluation", std::move(row));
+      host_.record.append_metric("evaluation", std::move(row));
       accuracy_[when] = evaluation.accuracy;
       log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step,
                 evaluation.accuracy, evaluation.problems);
@@ -236,7 +245,7 @@ class ExternalSource final : public PolicySource {
     if (!responses.is_object() || responses.size() > problems.size())
       return fail(Code::kInvalid, "evaluate", "expected responses by problem, at most {}", problems.size());
     double correct = 0, reward = 0;
-    const bool has_several_tasks = host_.task.adapter->name() == data_plane::kSeveralTasks;
+    const bool has_several_tasks = host_.task.adapter->name() == data_plane::kSeveralTasksAdapter;
     TaskFigures by_task;
     std::size_t responses_used = 0;
     for (const schema::Problem& problem : problems) {
@@ -300,8 +309,8 @@ class ExternalSource final : public PolicySource {
   // Reports the phase and lets the service work while the source waits for the trainer. An error ends the run, which
   // can be resumed.
   Status report_waiting(const std::string& phase) {
-    host_.phase(phase);
-    Status may_wait = host_.waiting();
+    host_.report_phase(phase);
+    Status may_wait = host_.while_waiting();
     if (!may_wait) ECHO_TRY(checkpoint());
     return may_wait;
   }
@@ -309,13 +318,39 @@ class ExternalSource final : public PolicySource {
   std::filesystem::path checkpoints() const { return host_.record.folder() / "checkpoints"; }
   std::filesystem::path address_file() const { return host_.record.folder() / kTrainerAddressFile; }
 
-  // The trainer's tensors as a policy of the run's model.
+  // The trainer's tensors as a policy of the run's model. With an adapter, they need not include the base.
   Result<delta::OwnedState> to_policy(const delta::StateView& tensors) const {
+    if (has_adapter()) return join_published(base_, tensors, *host_.task.files.config.adapter);
+    const delta::StateView adapter = model::split_adapter(tensors).adapter;
+    if (!adapter.empty())
+      return fail(Code::kInvalid, "publish", "tensor '{}' is of an adapter, and the run has none: `learner.adapter`",
+                  adapter.front().name);
     return model::policy_of(tensors, host_.task.files.config);
+  }
+  bool has_adapter() const { return host_.task.files.config.adapter.has_value(); }
+
+  // The policy of a model's folder. If the run has an adapter and the folder has not, the adapter changes nothing yet.
+  Result<delta::OwnedState> read_initial_policy(const std::filesystem::path& path) {
+    if (!has_adapter()) return read_policy(path);
+    ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path));
+    const model::SplitPolicy parts = model::split_adapter(checkpoint.view());
+    model::ModelConfig base_config = host_.task.files.config;
+    base_config.adapter.reset();
+    ECHO_ASSIGN(delta::OwnedState base, model::policy_of(parts.base, base_config));
+    base_ = delta::share(std::move(base));
+    if (!parts.adapter.empty()) return to_policy(parts.adapter);
+    ECHO_ASSIGN(const delta::OwnedState adapter,
+                model::init_adapter(base_->view(), *host_.task.files.config.adapter, host_.config.run.seed));
+    return to_policy(adapter.view());
   }
 
   Result<delta::OwnedState> read_policy(const std::filesystem::path& path, const std::string& strip_prefix = {}) const {
     ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path));
+    const std::filesystem::path peft_config = path / model::kAdapterConfigFile;
+    if (std::error_code ignored; has_adapter() && std::filesystem::exists(peft_config, ignored)) {
+      ECHO_ASSIGN(const std::string text, read_file(peft_config, kAdapterConfigBytesMax));
+      ECHO_TRY(check_adapter_config(text, *host_.task.files.config.adapter));
+    }
     if (strip_prefix.empty()) return to_policy(checkpoint.view());
     delta::StateView renamed = checkpoint.view();
     for (delta::TensorView& tensor : renamed)
@@ -341,7 +376,7 @@ class ExternalSource final : public PolicySource {
     if (std::string reason = accepted.error().message();
         std::exchange(last_refusal_, std::pair(version, reason)) != std::pair(version, reason)) {  // reported once
       log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
-      host_.record.event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
+      host_.record.append_event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
     }
     return std::move(accepted).error();
   }
@@ -350,12 +385,14 @@ class ExternalSource final : public PolicySource {
   Result<delta::OwnedState> parse_policy(std::string bytes) const {
     ECHO_ASSIGN(const auto content,
                 delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
+    if (const auto it = content.metadata.find(kAdapterMetadata); has_adapter() && it != content.metadata.end())
+      ECHO_TRY(check_adapter_config(it->second, *host_.task.files.config.adapter));
     return to_policy(content.tensors);
   }
 
   Result<std::int64_t> read_checkpoint(const std::filesystem::path& folder) {
     ECHO_ASSIGN(const nlohmann::json state, read_checkpoint_state(folder));
-    ECHO_ASSIGN(delta::OwnedState policy, read_policy(folder / kCheckpointModel));
+    ECHO_ASSIGN(delta::OwnedState policy, read_initial_policy(folder / kCheckpointModel));
     if (state["policy_digest"] != policy.digest().hex())
       return fail(Code::kCorrupt, "resume", "{}: its policy has the digest {} instead of {}", folder.string(),
                   policy.digest().hex(), state["policy_digest"].get<std::string>());
@@ -365,7 +402,7 @@ class ExternalSource final : public PolicySource {
     return state["steps"].get<std::int64_t>();
   }
 
-  nlohmann::json about() const {
+  nlohmann::json run_facts() const {
     const RunConfig& config = host_.config;
     return {{"run", config.run.name},
             {"steps_total", config.run.steps},
@@ -379,12 +416,15 @@ class ExternalSource final : public PolicySource {
             {"min_p", config.rollout.min_p},
             {"response_tokens_max", config.rollout.response_tokens_max},
             {"model_config", nlohmann::json::parse(host_.task.files.config.to_json())},
+            {"adapter_config", has_adapter() ? nlohmann::json::parse(host_.task.files.config.adapter->to_json())
+                                             : nlohmann::json(nullptr)},
             {"model", std::filesystem::absolute(host_.record.folder() / "model").string()}};
   }
 
   const SourceHost host_;
   const SystemClock clock_;
   std::uint64_t steps_ = 0;
+  delta::SharedState base_;    // of an adapter, in the memory of all policies; set by start()
   delta::SharedState policy_;  // the newest published one, or the initial one
   Version policy_version_;
   std::optional<Version> saved_version_;

@@ -43,12 +43,12 @@ std::optional<delta::OwnedState> TrainerLink::wait_policy(Version version, Durat
   std::unique_lock lock(mutex_);
   awaited_version_ = version;
   changed_.notify_all();
-  changed_.wait_for(lock, wait, [&] { return stopped_ || (policy_ && policy_->first == version); });
-  if (!policy_ || policy_->first != version) return std::nullopt;
+  changed_.wait_for(lock, wait, [&] { return stopped_ || (pending_policy_ && pending_policy_->first == version); });
+  if (!pending_policy_ || pending_policy_->first != version) return std::nullopt;
   awaited_version_.reset();
   published_version_ = version;
-  delta::OwnedState state = std::move(policy_->second);
-  policy_.reset();
+  delta::OwnedState state = std::move(pending_policy_->second);
+  pending_policy_.reset();
   changed_.notify_all();
   return state;
 }
@@ -160,7 +160,7 @@ Status TrainerLink::publish(Version version, delta::OwnedState policy) {
     return fail(Code::kInvalid, "publish",
                 "version {} is not published: every {} steps one is (staleness.publish_every)", version_number,
                 options_.publish_every);
-  policy_.emplace(version, std::move(policy));
+  pending_policy_.emplace(version, std::move(policy));
   accepted_.emplace(version, digest);
   changed_.notify_all();
   return ok();
@@ -201,7 +201,7 @@ nlohmann::json TrainerLink::status() const {
                                 : "waiting"},
       {"batch_step", has_open_batch ? nlohmann::json(batch_->step) : nlohmann::json(nullptr)},
       {"version_wanted",
-       awaited_version_ && !policy_ ? nlohmann::json(awaited_version_->value) : nlohmann::json(nullptr)},
+       awaited_version_ && !pending_policy_ ? nlohmann::json(awaited_version_->value) : nlohmann::json(nullptr)},
       {"version_published", published_version_ ? nlohmann::json(published_version_->value) : nlohmann::json(nullptr)},
       {"evaluation_wanted",
        version_to_evaluate_ ? nlohmann::json(version_to_evaluate_->value) : nlohmann::json(nullptr)}};

@@ -129,8 +129,8 @@ class TrainerLink {
   // Guarded by mutex_.
   std::uint64_t steps_;  // steps done
   std::optional<Batch> batch_;
-  std::optional<std::pair<Version, delta::OwnedState>> policy_;  // waits for the service
-  std::optional<std::pair<Version, delta::Digest>> accepted_;    // the newest policy accepted by publish()
+  std::optional<std::pair<Version, delta::OwnedState>> pending_policy_;  // waits for the service
+  std::optional<std::pair<Version, delta::Digest>> accepted_;            // the newest policy accepted by publish()
   std::optional<Version> awaited_version_, published_version_;
   std::optional<Version> version_to_evaluate_;
   std::vector<PolicyEvaluation> evaluations_;  // wait for the service

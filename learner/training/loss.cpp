@@ -84,22 +84,26 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   ECHO_CHECK(minibatch.sequences > 0 && minibatch.tokens > 0, "an empty minibatch has no loss");
   const torch::Tensor is_counted = inputs.mask > 0;
   // Padding may hold any value; zeros there keep exp() and its gradient finite.
-  const auto zero_padding = [&](const torch::Tensor& t) { return torch::where(is_counted, t, torch::zeros_like(t)); };
+  const auto zero_padding = [&](const torch::Tensor& values) {
+    return torch::where(is_counted, values, torch::zeros_like(values));
+  };
   const torch::Tensor current = zero_padding(inputs.log_probs);
   const torch::Tensor detached = current.detach();
   const torch::Tensor proximal =
       inputs.proximal_log_probs.defined() ? zero_padding(inputs.proximal_log_probs) : detached;
   const torch::Tensor behaviour = zero_padding(inputs.behaviour_log_probs);
   const torch::Tensor mask = is_counted.to(current.dtype());
-  const torch::Tensor tokens = mask.sum(1, true).clamp_min(1.0);
-  const auto sum_over_response = [&](const torch::Tensor& t) { return (t * mask).sum(1, true).expand_as(mask); };
+  const torch::Tensor response_tokens = mask.sum(1, true).clamp_min(1.0);
+  const auto sum_over_response = [&](const torch::Tensor& values) {
+    return (values * mask).sum(1, true).expand_as(mask);
+  };
 
   torch::Tensor log_importance = (needs_proximal(config) ? proximal : detached) - behaviour;
   if (config.importance_level == Level::kSequence) log_importance = sum_over_response(log_importance);
   const torch::Tensor importance = log_importance.clamp_max(kLogRatioMax).exp();
   const torch::Tensor weight = importance.clamp_max(config.importance_cap);
   torch::Tensor log_ratio = current - proximal;
-  if (config.ratio_level == Level::kSequence) log_ratio = sum_over_response(log_ratio) / tokens;
+  if (config.ratio_level == Level::kSequence) log_ratio = sum_over_response(log_ratio) / response_tokens;
   const torch::Tensor ratio = log_ratio.exp();
 
   torch::Tensor advantages = inputs.advantages.to(current.dtype()).unsqueeze(1);
@@ -148,7 +152,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
       scale = mask / static_cast<double>(minibatch.tokens);
       break;
     case Aggregation::kSequenceMean:
-      scale = mask / (tokens * sequences);
+      scale = mask / (response_tokens * sequences);
       break;
     case Aggregation::kSequenceSum:
       scale = mask / sequences;

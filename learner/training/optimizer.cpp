@@ -13,8 +13,8 @@ namespace {
 constexpr std::int64_t kBlock = 256;  // values that share a scale
 // Values per part of an update; bounds memory. On a CPU, they fit into caches. On a GPU, each part costs a dozen
 // launches, so that parts are larger.
-std::int64_t values_per_part(const torch::Tensor& t) {
-  return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26;
+std::int64_t values_per_part(const torch::Tensor& tensor) {
+  return tensor.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26;
 }
 constexpr double kMoment1Steps = 127, kMoment2Steps = 255;  // codes of 8-bit moments
 constexpr float kScaleMin = 1e-30f;                         // avoids a division by zero
@@ -49,9 +49,9 @@ torch::Tensor decode_moment2(const torch::Tensor& codes, const torch::Tensor& sc
 
 void encode_moment1(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
                     const torch::Tensor& threshold) {
-  const torch::Tensor rows = in_blocks(values);
-  scales.copy_(rows.abs().amax(1));
-  const torch::Tensor share = rows / scales.clamp_min(kScaleMin).unsqueeze(1);
+  const torch::Tensor blocks = in_blocks(values);
+  scales.copy_(blocks.abs().amax(1));
+  const torch::Tensor share = blocks / scales.clamp_min(kScaleMin).unsqueeze(1);
   const torch::Tensor steps = share.sign().mul_(share.abs().sqrt_()).mul_(kMoment1Steps).add_(threshold).floor_();
   codes.copy_(steps.clamp_(-kMoment1Steps, kMoment1Steps).view({-1}).narrow(0, 0, codes.numel()));
 }
@@ -59,9 +59,9 @@ void encode_moment1(const torch::Tensor& values, const torch::Tensor& codes, con
 // Never encodes a positive value as zero, because updates divide by it.
 void encode_moment2(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
                     const torch::Tensor& threshold) {
-  const torch::Tensor rows = in_blocks(values);
-  scales.copy_(rows.amax(1));
-  const torch::Tensor share = rows / scales.clamp_min(kScaleMin).unsqueeze(1);
+  const torch::Tensor blocks = in_blocks(values);
+  scales.copy_(blocks.amax(1));
+  const torch::Tensor share = blocks / scales.clamp_min(kScaleMin).unsqueeze(1);
   const torch::Tensor steps = share.sqrt().sqrt_().mul_(kMoment2Steps).add_(threshold).floor_();
   codes.copy_(
       steps.clamp_(0, kMoment2Steps).maximum((share > 0).to(torch::kFloat32)).view({-1}).narrow(0, 0, codes.numel()));
@@ -96,10 +96,10 @@ void AdamW::reset(const OptimizerConfig& config) {
     if (slot.parameter.scalar_type() != torch::kFloat32 && !slot.gradient.defined())
       slot.gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
   }
-  publish();
+  round_parameters();
 }
 
-void AdamW::publish() {
+void AdamW::round_parameters() {
   torch::NoGradGuard no_gradient;
   for (Slot& slot : slots_) slot.parameter.copy_(slot.master.to(torch::kBFloat16));
 }
@@ -112,16 +112,16 @@ bool AdamW::is_fused() const {
 void AdamW::gather_gradients() {
   torch::NoGradGuard no_gradient;
   const bool fused = is_fused();
-  std::vector<model::training::Updated> added;
+  std::vector<model::training::TensorUpdate> added;
   for (Slot& slot : slots_) {
     const torch::Tensor new_gradient = slot.parameter.grad();
     if (!new_gradient.defined() || new_gradient.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
     const bool is_first = !std::exchange(slot.has_gathered, true);
     if (fused && new_gradient.scalar_type() == torch::kBFloat16) {
-      model::training::Updated& addition = added.emplace_back();
+      model::training::TensorUpdate& addition = added.emplace_back();
       addition.gradient = slot.gradient;
-      addition.fresh = new_gradient.contiguous();
+      addition.new_gradient = new_gradient.contiguous();
       addition.replaces = is_first;
       continue;
     }
@@ -168,8 +168,11 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double clip_factor
   const std::int64_t part_values = values_per_part(slot.master);
   for (std::int64_t begin = 0; begin < gradients.numel(); begin += part_values) {
     const std::int64_t count = std::min(part_values, gradients.numel() - begin);
-    const auto part = [&](const torch::Tensor& t) { return t.view({-1}).narrow(0, begin, count); };
-    const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, block_count(count)); };
+    const auto part = [&](const torch::Tensor& tensor) { return tensor.view({-1}).narrow(0, begin, count); };
+    const auto scales = [&](const torch::Tensor& tensor) {
+      return tensor.narrow(0, begin / kBlock, block_count(count));
+    };
+    // g, m and v: the gradient and the two moments, as in papers on Adam.
     torch::Tensor g = gradients.narrow(0, begin, count).to(device);
     if (clip_factor < 1.0) g = g * clip_factor;
     const torch::Tensor m = is_coded ? decode_moment1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
@@ -189,11 +192,11 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double clip_factor
 }
 
 // One entry per slot, with the gradient at the same index of `gradients`, which may be undefined.
-std::vector<model::training::Updated> AdamW::fused_updates(const std::vector<torch::Tensor>& gradients) const {
-  std::vector<model::training::Updated> entries;
+std::vector<model::training::TensorUpdate> AdamW::fused_updates(const std::vector<torch::Tensor>& gradients) const {
+  std::vector<model::training::TensorUpdate> entries;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    model::training::Updated& entry = entries.emplace_back();
+    model::training::TensorUpdate& entry = entries.emplace_back();
     entry.parameter = slot.parameter.detach();
     entry.master = slot.master;
     entry.moment1 = slot.moment1;

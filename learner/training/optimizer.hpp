@@ -66,10 +66,10 @@ class AdamW {
   UpdateReport step();
   void clear_gradients();
 
-  // For checkpoints: the slots in a fixed order. After writing masters, call publish().
+  // For checkpoints: the slots in a fixed order. After writing masters, call round_parameters().
   std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  void publish();  // sets the parameters to the masters' values, rounded to bf16
+  void round_parameters();  // sets the parameters to the masters' values, rounded to bf16
   // Starts another phase of training: masters take the parameters' current values, and the moments start at zero.
   void reset(const OptimizerConfig& config);
 
@@ -82,7 +82,7 @@ class AdamW {
   // Whether an update is one kernel (model/cuda/training_device): masters are on a GPU, and this program has the
   // kernel.
   bool is_fused() const;
-  std::vector<model::training::Updated> fused_updates(const std::vector<torch::Tensor>& gradients) const;
+  std::vector<model::training::TensorUpdate> fused_updates(const std::vector<torch::Tensor>& gradients) const;
   double gradient_norm(const std::vector<torch::Tensor>& gradients) const;
   void update(Slot& slot, const torch::Tensor& gradient, double clip_factor, double rate);
   void update_fused(const std::vector<torch::Tensor>& gradients, double clip_factor, double rate);

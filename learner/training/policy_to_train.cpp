@@ -25,6 +25,8 @@ std::string config_digest(const RunConfig& config, const model::ModelConfig& mod
   const model::PromptStyle& style = config.prompts;
   if (style.text != model::kPromptPlace || style.chat)
     text += fmt::format("|{}|{}|{}|{}", style.text, style.chat, style.system, style.chat_options_json);
+  if (const model::AdapterConfig& adapter = config.learner.adapter; adapter.rank > 0)
+    text += fmt::format("|{}|{}|{}", adapter.rank, adapter.alpha, fmt::join(adapter.targets, ","));
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
@@ -57,7 +59,7 @@ Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& hos
 }
 
 Status PolicyToTrain::load_model() {
-  host_.phase("loading the model");
+  host_.report_phase("loading the model");
   model::use_threads(host_.config.learner.threads);
   model::keep_freed_memory();
   torch::manual_seed(static_cast<std::uint64_t>(host_.config.run.seed));
@@ -68,7 +70,9 @@ Status PolicyToTrain::load_model() {
     ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*host_.config.model.path, device, type));
     model_ = loaded.transformer;
   } else {
-    ECHO_ASSIGN(model_, model::init(host_.task.files.config, host_.config.run.seed, device, type));
+    model::ModelConfig base = host_.task.files.config;
+    base.adapter.reset();  // create_trainer() adds it
+    ECHO_ASSIGN(model_, model::init(base, host_.config.run.seed, device, type));
   }
   model_->recompute_layers(learner.recompute);
   checkpoint_digests_.config_digest = config_digest(host_.config, host_.task.files.config);
@@ -82,6 +86,14 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   trainer_config.seed = host_.config.run.seed;
   std::random_device random_bits;
   trainer_config.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
+  // Only now, so that a warm start trains the model itself.
+  if (const std::optional<model::AdapterConfig>& adapter = host_.task.files.config.adapter) {
+    if (!model_->config().adapter) {
+      ECHO_TRY(model_->add_adapter(*adapter));
+      ECHO_TRY(model::init_adapter(*model_, host_.config.run.seed));
+    }
+    model_->freeze_base();
+  }
   std::shared_ptr<model::Transformer> reference;
   if (host_.config.learner.loss.kl_coefficient > 0) {
     // Frozen once, at the start of training, and kept with the run, because the model changes afterwards.
@@ -93,7 +105,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
     ECHO_ASSIGN(checkpoint_digests_.reference_digest, load_reference(checkpoints(host_.record), *reference));
   }
   ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer_config, reference));
-  on_device_ = model::DeviceWeights::of(model_);
+  if (!model_->config().adapter) on_device_ = model::DeviceWeights::of(model_);
   return ok();
 }
 
@@ -109,11 +121,11 @@ Status PolicyToTrain::resume() {
   for (const ResumeReport::Damaged& damaged : loaded->damaged) {
     log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
               damaged.reason);
-    host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
+    host_.record.append_event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
   }
   saved_step_ = loaded->step;
   log::info("resuming from the checkpoint of step {}", steps());
-  host_.record.event("resumed", {{"step", steps()}});
+  host_.record.append_event("resumed", {{"step", steps()}});
   return ok();
 }
 
@@ -121,14 +133,14 @@ Status PolicyToTrain::begin() {
   if (host_.config.learner.warm_start.enabled) ECHO_TRY(warm_start());
   if (host_.stop) return ok();
   ECHO_TRY(create_trainer(/*resumed=*/false));
-  host_.record.event("started", {{"step", steps()}});
+  host_.record.append_event("started", {{"step", steps()}});
   ECHO_TRY(evaluate("before"));
   return checkpoint();
 }
 
 Status PolicyToTrain::warm_start() {
   const SystemClock clock;
-  host_.phase("warm start");
+  host_.report_phase("warm start");
   const WarmStartSection& section = host_.config.learner.warm_start;
   WarmStartConfig warm_config;
   warm_config.optimizer = host_.config.learner.optimizer;
@@ -142,21 +154,21 @@ Status PolicyToTrain::warm_start() {
   const TimePoint began_at = clock.now();
   const auto report = learner::warm_start(
       *model_, host_.task.phrasing, *host_.task.adapter, warm_config, [&](const WarmStartProgress& progress) {
-        host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", progress.steps,
-                                progress.loss, progress.accuracy, warm_config.target_accuracy));
+        host_.report_phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", progress.steps,
+                                       progress.loss, progress.accuracy, warm_config.target_accuracy));
         return !host_.stop;
       });
   if (!report && report.error().code == Code::kCancelled && host_.stop) return ok();
   if (!report) return report.error();
-  host_.record.metric("warm_start", {{"steps", report->steps},
-                                     {"accuracy", report->accuracy},
-                                     {"reached", report->reached},
-                                     {"seconds", seconds(clock.now() - began_at)}});
+  host_.record.append_metric("warm_start", {{"steps", report->steps},
+                                            {"accuracy", report->accuracy},
+                                            {"reached", report->reached_target},
+                                            {"seconds", seconds(clock.now() - began_at)}});
   return ok();
 }
 
 Status PolicyToTrain::evaluate(const char* when) {
-  host_.phase(fmt::format("evaluating {} training", when));
+  host_.report_phase(fmt::format("evaluating {} training", when));
   EvaluationOptions options;
   options.response_tokens_max = host_.config.rollout.response_tokens_max;
   options.turn_tokens_max = host_.config.rollout.turn_tokens_max.value_or(0);
@@ -172,7 +184,7 @@ Status PolicyToTrain::evaluate(const char* when) {
                         {"problems", result->problems}};
   if (!result->components.empty()) row["components"] = result->components;
   if (!result->by_task.empty()) row["by_task"] = result->by_task.figures("problems");
-  host_.record.metric("evaluation", std::move(row));
+  host_.record.append_metric("evaluation", std::move(row));
   accuracy_[when] = result->accuracy();
   log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems", when, steps(), result->accuracy(),
             result->problems);
@@ -215,7 +227,14 @@ Result<delta::SharedState> PolicyToTrain::policy(Version version) {
 
 Result<delta::SharedState> PolicyToTrain::make_policy() {
   if (on_device_) return on_device_->policy();
-  ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
+  if (!model_->config().adapter) {
+    ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
+    return delta::share(std::move(policy));
+  }
+  if (!base_) {
+    ECHO_ASSIGN(base_, model::export_base(model_));
+  }
+  ECHO_ASSIGN(delta::OwnedState policy, model::export_policy(*model_, base_));
   return delta::share(std::move(policy));
 }
 

@@ -39,7 +39,8 @@ class PolicyToTrain final : public PolicySource {
   const SourceHost host_;
   std::shared_ptr<model::Transformer> model_;
   std::unique_ptr<Trainer> trainer_;
-  std::optional<model::DeviceWeights> on_device_;  // the model's weights, if it is on a GPU
+  std::optional<model::DeviceWeights> on_device_;  // the model's weights, if it is on a GPU and has no adapter
+  delta::SharedState base_;  // with an adapter: the part of all policies that does not change; null before the first
   CheckpointDigests checkpoint_digests_;
   std::optional<std::int64_t> saved_step_;     // of the newest checkpoint
   std::filesystem::path checkpoint_to_place_;  // the newest checkpoint, until the run's folder `model` holds its policy

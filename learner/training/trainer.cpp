@@ -76,15 +76,15 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   for (std::int64_t i = 0; i < row_count; ++i) {
     const TrainingRow& row = *rows[static_cast<std::size_t>(i)];
     const std::int64_t row_begin = i * packed.width;
-    const auto copy_row = [row_begin](const std::vector<float>& values, torch::Tensor& into) {
-      std::copy(values.begin(), values.end(), into.data_ptr<float>() + row_begin);
+    const auto copy_row = [row_begin](const std::vector<float>& values, torch::Tensor& target) {
+      std::copy(values.begin(), values.end(), target.data_ptr<float>() + row_begin);
     };
     copy_row(row.behaviour, packed.behaviour);
     copy_row(row.proximal, packed.proximal);
     copy_row(row.mask, packed.mask);
     packed.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
-    for (std::int64_t t = 0; t < std::ssize(row.mask); ++t)
-      if (row.mask[static_cast<std::size_t>(t)] > 0) score_index.push_back(row_begin + t);
+    for (std::int64_t token = 0; token < std::ssize(row.mask); ++token)
+      if (row.mask[static_cast<std::size_t>(token)] > 0) score_index.push_back(row_begin + token);
   }
   packed.score_index = torch::tensor(score_index, torch::kLong);
   for (torch::Tensor* tensor :
@@ -115,15 +115,15 @@ std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRo
   return parts;
 }
 
-TrainingRow lay_out(const schema::Trajectory& t) {
+TrainingRow lay_out(const schema::Trajectory& trajectory) {
   TrainingRow row;
-  row.prompt_tokens = static_cast<std::size_t>(t.prompt_tokens_size());
-  row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
-  row.tokens.insert(row.tokens.end(), t.response_tokens().begin(), t.response_tokens().end());
-  row.behaviour.assign(t.logprobs().begin(), t.logprobs().end());
-  row.worker = WorkerId{t.worker()};
+  row.prompt_tokens = static_cast<std::size_t>(trajectory.prompt_tokens_size());
+  row.tokens.assign(trajectory.prompt_tokens().begin(), trajectory.prompt_tokens().end());
+  row.tokens.insert(row.tokens.end(), trajectory.response_tokens().begin(), trajectory.response_tokens().end());
+  row.behaviour.assign(trajectory.logprobs().begin(), trajectory.logprobs().end());
+  row.worker = WorkerId{trajectory.worker()};
   row.mask.assign(row.behaviour.size(), 1.0f);
-  if (t.loss_mask_size() != 0) row.mask.assign(t.loss_mask().begin(), t.loss_mask().end());
+  if (trajectory.loss_mask_size() != 0) row.mask.assign(trajectory.loss_mask().begin(), trajectory.loss_mask().end());
   return row;
 }
 
@@ -137,19 +137,19 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
                        const TrainerConfig& config, StepReport& report) {
   if (batch.empty()) return fail(Code::kInvalid, "learner step", "the batch is empty, expected whole groups");
   std::map<std::uint64_t, std::vector<const schema::Trajectory*>> members;
-  for (const schema::Trajectory& t : batch) members[t.group()].push_back(&t);
+  for (const schema::Trajectory& trajectory : batch) members[trajectory.group()].push_back(&trajectory);
   Groups groups;
   double reward_sum = 0, correct = 0, truncated = 0;
   for (const auto& [id, group] : members) {
     std::vector<double> rewards, lengths;
     groups.emplace_back();
-    for (const schema::Trajectory* t : group) {
-      ECHO_TRY(check_trainable(*t, shape));
-      TrainingRow& row = groups.back().emplace_back(lay_out(*t));
-      if (config.truncated == Truncated::kMask && !t->finished()) row.mask.assign(row.mask.size(), 0.0f);
+    for (const schema::Trajectory* trajectory : group) {
+      ECHO_TRY(check_trainable(*trajectory, shape));
+      TrainingRow& row = groups.back().emplace_back(lay_out(*trajectory));
+      if (config.truncated == Truncated::kMask && !trajectory->finished()) row.mask.assign(row.mask.size(), 0.0f);
       lengths.push_back(static_cast<double>(counted_tokens(row)));
-      const bool is_penalised = config.truncated == Truncated::kPenalty && !t->finished();
-      rewards.push_back(t->reward() - (is_penalised ? config.truncated_penalty : 0));
+      const bool is_penalised = config.truncated == Truncated::kPenalty && !trajectory->finished();
+      rewards.push_back(trajectory->reward() - (is_penalised ? config.truncated_penalty : 0));
     }
     auto advantages = group_advantages(rewards, rewards.size(), config.loss, lengths);
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
@@ -226,7 +226,8 @@ Status validate(const TrainerConfig& config) {
 
 NamedParameters named_parameters(model::Transformer& model) {
   NamedParameters parameters;
-  for (const auto& item : model.named_parameters()) parameters.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_parameters())
+    if (item.value().requires_grad()) parameters.emplace_back(item.key(), item.value());
   return parameters;
 }
 
@@ -438,9 +439,9 @@ std::vector<Result<data_plane::Step>> step_all(std::span<Attempt* const> attempt
     });
   std::unique_lock lock(mutex);
   done_signal.wait(lock, [&] { return unanswered == 0; });
-  std::vector<Result<data_plane::Step>> all;
-  for (auto& step : steps) all.push_back(*std::move(step));
-  return all;
+  std::vector<Result<data_plane::Step>> answers;
+  for (auto& step : steps) answers.push_back(*std::move(step));
+  return answers;
 }
 
 }  // namespace
@@ -454,7 +455,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   Evaluation evaluation;
   std::deque<Attempt> attempts;  // a problem without an attempt counts as wrong
   const std::int64_t prompt_tokens_max = model.config().positions_max - options.response_tokens_max;
-  const bool has_several_tasks = adapter.name() == data_plane::kSeveralTasks;
+  const bool has_several_tasks = adapter.name() == data_plane::kSeveralTasksAdapter;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     auto prompt = phrasing.prompt(data_plane::prompt_of(problems[i]));
     if (!prompt || prompt->empty() || std::ssize(*prompt) > prompt_tokens_max) {

@@ -124,7 +124,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
                             const EvaluationOptions& options);
 
-// The model's parameters, tied ones once, in a fixed order.
+// The model's parameters that are trained, tied ones once, in a fixed order.
 NamedParameters named_parameters(model::Transformer& model);
 
 }  // namespace echoline::learner

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
 #include "delta/safetensors.hpp"
 #include "model/finite.hpp"
@@ -111,15 +112,15 @@ Result<std::span<const std::byte>> stored_bytes(const delta::StateView& state, c
 
 Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer, const model::ModelFiles& files,
                                  const CheckpointDigests& digests, std::int64_t keep_last) {
-  return add_checkpoint(folder, trainer.steps(), keep_last, [&](const fs::path& into) -> Status {
+  return add_checkpoint(folder, trainer.steps(), keep_last, [&](const fs::path& target) -> Status {
     ECHO_ASSIGN(delta::OwnedState policy, trainer.policy());
     if (const Status finite = model::check_finite(policy.view()); !finite)
       return fail(Code::kCorrupt, "save checkpoint", "step {} is not kept, because {}", trainer.steps(),
                   finite.error().message());
     ECHO_ASSIGN(const Snapshot tensors, make_snapshot(trainer));
-    ECHO_TRY(delta::write_safetensors(into / kTensors, tensors.view));
+    ECHO_TRY(delta::write_safetensors(target / kTensors, tensors.view));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(tensors.view));
-    ECHO_TRY(model::save_model(into / kCheckpointModel, files, policy.view()));
+    ECHO_TRY(model::save_model(target / kCheckpointModel, files, policy.view()));
     const nlohmann::json state = {{"format", kCheckpointFormat},
                                   {"steps", trainer.steps()},
                                   {"updates", trainer.optimizer().updates()},
@@ -128,11 +129,24 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
                                   {"tensors_digest", digest.hex()},
                                   {"policy_digest", policy.digest().hex()},
                                   {"reference_digest", digests.reference_digest}};
-    return write_file_atomic(into / kCheckpointState, state.dump(2) + "\n");
+    return write_file_atomic(target / kCheckpointState, state.dump(2) + "\n");
   });
 }
 
 namespace {
+
+// Loads the policy of a checkpoint, whose base is not among the trainer's tensors: a warm start may have changed it.
+Status load_base(const fs::path& folder, model::Transformer& model) {
+  constexpr auto kOperation = "load checkpoint";
+  ECHO_ASSIGN(const nlohmann::json json, read_checkpoint_state(folder));
+  const auto policy = delta::Checkpoint::open(folder / kCheckpointModel);
+  if (!policy) return fail(Code::kCorrupt, kOperation, "{}", policy.error().detail);
+  ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy->view()));
+  if (json["policy_digest"] != digest.hex())
+    return fail(Code::kCorrupt, kOperation, "{}: digest {}, {} says {}", (folder / kCheckpointModel).string(),
+                digest.hex(), kCheckpointState, json["policy_digest"].dump());
+  return model::load_policy(model, policy->view());
+}
 
 // Restores one checkpoint; all or nothing.
 Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const CheckpointDigests& digests) {
@@ -160,6 +174,7 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
   if (file->view().size() != copies.size() + 1)
     return fail(Code::kInvalid, kOperation, "{} has {} tensors, this model needs {}: was it made with another model?",
                 path.string(), file->view().size(), copies.size() + 1);
+  if (trainer.model().config().adapter) ECHO_TRY(load_base(folder, trainer.model()));
   torch::NoGradGuard no_gradient;
   for (const auto& [tensor, bytes] : copies) {
     if (tensor.is_cpu()) {
@@ -173,7 +188,7 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
   std::memcpy(generator_state.data_ptr(), generator_bytes.data(), generator_bytes.size());
   generator.set_state(generator_state);
   trainer.optimizer().set_updates(state.updates);
-  trainer.optimizer().publish();
+  trainer.optimizer().round_parameters();
   trainer.set_steps(state.steps);
   return state.steps;
 }

@@ -102,7 +102,7 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   AdamW optimizer(named_parameters(model), config.optimizer);
   WarmStartReport report;
   auto next_problem = static_cast<std::uint64_t>(config.probe_problems);
-  while (report.steps < config.steps_max && !report.reached) {
+  while (report.steps < config.steps_max && !report.reached_target) {
     ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next_problem, config.batch_problems));
     next_problem += static_cast<std::uint64_t>(config.batch_problems);
     const double loss = compute_gradients(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens));
@@ -111,7 +111,7 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
     if (report.steps % config.probe_every != 0 && report.steps != config.steps_max) continue;
     ECHO_ASSIGN(const auto evaluation, evaluate(model, phrasing, adapter, probe, greedy));
     report.accuracy = evaluation.accuracy();
-    report.reached = report.accuracy >= config.target_accuracy;
+    report.reached_target = report.accuracy >= config.target_accuracy;
     if (progress && !progress({.steps = report.steps, .loss = loss, .accuracy = report.accuracy}))
       return fail(Code::kCancelled, "warm start", "stopped after step {}", report.steps);
   }

@@ -34,8 +34,8 @@ struct WarmStartProgress {
 
 struct WarmStartReport {
   std::int64_t steps = 0;
-  double accuracy = 0;   // at the last probe
-  bool reached = false;  // the target
+  double accuracy = 0;  // at the last probe
+  bool reached_target = false;
 };
 
 // Trains `model` in place by cross-entropy on the response and its ending token. Afterwards the model holds bf16

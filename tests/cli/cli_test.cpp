@@ -267,6 +267,8 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
       run_program({"plan", file.path(), "-o", plan_file, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_NE(planned.out.find("traffic for nothing"), std::string::npos);
+  EXPECT_NE(planned.out.find("idle against price"), std::string::npos);
+  EXPECT_GT(json::parse(read(plan_file)).at("idle_curve").size(), 4u);
   EXPECT_NE(planned.err.find("echoline apply"), std::string::npos);
   const Outcome why = run_program({"plan", file.path(), "--explain", "q08"});
   EXPECT_NE(why.out.find("it would be rented at $"), std::string::npos) << why.out << why.err;
@@ -295,6 +297,7 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   EXPECT_NE(changed.err.find(dearer + " costs $5."), std::string::npos) << changed.err;
   const json applied = json::parse(changed.out);
   for (const json& row : applied.at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dearer);
+  EXPECT_TRUE(applied.at("learner").at("idle_fraction").is_number()) << "predicted for today's offers";
   const Outcome refused = run_program({"apply", plan_file, "--price-tolerance", "0"});
   EXPECT_EQ(refused.status, 3) << refused.err;
   EXPECT_NE(refused.err.find("--price-tolerance"), std::string::npos) << refused.err;
@@ -327,7 +330,7 @@ TEST(Plan, SameRunFileSamePlan) {
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json plan = json::parse(first.out);
-  EXPECT_EQ(plan.at("schema_version"), 4);
+  EXPECT_EQ(plan.at("schema_version"), 5);
   int chosen = 0;
   for (const json& row : plan.at("offers")) {
     chosen += row.at("chosen").get<bool>() ? 1 : 0;

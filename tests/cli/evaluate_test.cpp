@@ -58,16 +58,25 @@ TEST(Evaluate, ReportsHowOftenOneOfSeveralAnswersIsRight) {
     EXPECT_EQ(body["temperature"], 1.0);
     return sum_of(text, body.at("seed").get<std::uint64_t>() % 2 == 0 ? 1 : 0);
   }});
-  const Outcome outcome = run_program(evaluate(server, {"--samples", "4", "--problems", "64"}));
+  const Outcome outcome = run_program(evaluate(server, {"--samples", "4", "--problems", "64", "--seed", "0"}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json r = json::parse(outcome.out);
   EXPECT_NEAR(r["accuracy"].get<double>(), 0.5, 0.15);
   ASSERT_EQ(r["pass_at"].size(), 3u);
   EXPECT_EQ(r["pass_at"][0]["share"], r["accuracy"]);
   EXPECT_GT(r["pass_at"][2]["share"], 0.8);
-  EXPECT_EQ(run_program(evaluate(server, {"--samples", "4", "--problems", "64"})).out.substr(0, 60),
+  EXPECT_EQ(run_program(evaluate(server, {"--samples", "4", "--problems", "64", "--seed", "0"})).out.substr(0, 60),
             outcome.out.substr(0, 60))
       << "the same seeds";
+}
+
+TEST(Evaluate, AServerGetsSeedsOnlyIfOneIsGiven) {
+  OpenAiServer server({.says = [](const std::string& text, const json& body) {
+    EXPECT_FALSE(body.contains("seed"));
+    return sum_of(text, 0);
+  }});
+  const Outcome outcome = run_program(evaluate(server, {"--samples", "2", "--problems", "8"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
 TEST(Evaluate, ErrorsNameTheReason) {

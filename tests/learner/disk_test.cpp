@@ -190,11 +190,11 @@ TEST_F(DiskTest, RowsWaitForRoomAndNoneIsLostOrTorn) {
   const std::filesystem::path run = folder_ / "run";
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  (*record)->metric("step", {{"step", 1}});
+  (*record)->append_metric("step", {{"step", 1}});
   const auto row_bytes = std::filesystem::file_size(run / "metrics.jsonl");
   {
     const FileSizeLimit half_a_row(row_bytes + row_bytes / 2);
-    for (int step = 2; step <= 4; ++step) (*record)->metric("step", {{"step", step}});
+    for (int step = 2; step <= 4; ++step) (*record)->append_metric("step", {{"step", step}});
     EXPECT_EQ((*record)->write_pending_rows().error().code, Code::kExhausted);
     (*record)->write_status({{"step", 4}});  // a failure is only a warning
   }

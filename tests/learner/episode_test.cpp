@@ -65,10 +65,10 @@ class EpisodeTest : public ::testing::Test {
         EXPECT_LE(std::ssize(tokens), sequence.tokens_max);
         response.logprobs.assign(tokens.size(), -0.5f);
         response.spans = {{Version{1}, tokens.size()}};
-        groups.take({.id = sequence.id, .response = std::move(response)});
+        groups.on_outcome({.id = sequence.id, .response = std::move(response)});
       }
       worker::Groups::Advance advance = groups.advance();
-      if (!advance.ended.empty()) return std::get<schema::Submission>(std::move(advance.ended[0].what));
+      if (!advance.ended.empty()) return std::get<schema::Submission>(std::move(advance.ended[0].result));
       sequences = std::move(advance.next);
     }
   }

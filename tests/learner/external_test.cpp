@@ -163,7 +163,7 @@ class ApiTest : public testing::Test {
     options.listen = listen;
     options.folder = folder_;
     options.body_max = {1 << 20};
-    options.about = {{"run", "x"}};
+    options.run_facts = {{"run", "x"}};
     options.idle_max = idle_max_;
     options.stall_max = stall_max_;
     options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
@@ -544,7 +544,7 @@ TEST_F(ApiTest, ListensAtOneAddressOnly) {
     const auto api = Api::start({.listen = listen,
                                  .folder = folder_,
                                  .body_max = {},
-                                 .about = {},
+                                 .run_facts = {},
                                  .parse_policy = {},
                                  .read_policy = {},
                                  .check_policy = {},

@@ -60,8 +60,8 @@ class PolicyToTrainTest : public ::testing::Test {
     const SourceHost host{.config = config_,
                           .task = *task_,
                           .record = *record_,
-                          .phase = [](const std::string&) {},
-                          .waiting = [] { return ok(); },
+                          .report_phase = [](const std::string&) {},
+                          .while_waiting = [] { return ok(); },
                           .stop = stop_};
     return PolicyToTrain::load(host, resume);
   }
@@ -166,6 +166,93 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   const auto refused = load(true);
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("reference.safetensors"), std::string::npos) << refused.error().message();
+}
+
+// Only the adapter changes, after a warm start of the whole model; workers, checkpoints and a resume have both parts.
+TEST_F(PolicyToTrainTest, AnAdapterIsTrainedInPlaceOfTheModel) {
+  config_.learner.adapter = {.rank = 4, .alpha = 8, .targets = {"q_proj", "up_proj"}, .base_model = {}};
+  config_.learner.optimizer.learning_rate = 0.01;
+  auto policy = load(false);
+  ASSERT_TRUE(policy) << policy.error().message();
+  const Status begun = (*policy)->begin();
+  ASSERT_TRUE(begun) << begun.error().message();
+  const delta::SharedState first = (*policy)->policy(Version{0}).value();
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(train_step(**policy));
+  const delta::SharedState second = (*policy)->policy(Version{2}).value();
+  const delta::StateView before = first->view(), after = second->view();
+  ASSERT_TRUE(delta::check_same_tensors(before, after));
+  std::size_t adapter_tensors = 0, changed = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const bool is_equal = std::ranges::equal(before[i].bytes, after[i].bytes);
+    if (!model::is_adapter_tensor(before[i].name)) {
+      EXPECT_TRUE(is_equal) << before[i].name;
+      EXPECT_EQ(before[i].bytes.data(), after[i].bytes.data()) << before[i].name << " is in memory twice";
+      continue;
+    }
+    ++adapter_tensors;
+    changed += is_equal ? 0 : 1;
+  }
+  EXPECT_EQ(std::ssize(before) - std::ssize(model::policy_layout(*model::preset("bytes-64")).value()),
+            static_cast<std::ptrdiff_t>(adapter_tensors));
+  EXPECT_GT(changed, adapter_tensors / 2);
+
+  // The warm start has changed the base, so that it is not the preset's.
+  const auto fresh = model::init_policy(*model::preset("bytes-64"), config_.run.seed);
+  EXPECT_FALSE(
+      std::ranges::equal(fresh->view().front().bytes, before[static_cast<std::size_t>(adapter_tensors)].bytes));
+
+  schema::RunSpec spec;
+  task_->describe(config_, spec);
+  const auto sent = model::AdapterConfig::from_json(spec.policy_adapter_json());
+  ASSERT_TRUE(sent) << sent.error().message();
+  EXPECT_TRUE(sent->computes_as(config_.learner.adapter));
+  EXPECT_EQ(sent->base_model, "");  // a folder of the learner's machine
+
+  ASSERT_TRUE((*policy)->checkpoint());
+  const fs::path model_folder = config_.run_folder() / "model";
+  const auto stored = model::load_model(model_folder);
+  ASSERT_TRUE(stored) << stored.error().message();
+  const delta::Digest digest = *delta::digest_state(after);
+  EXPECT_EQ(model::export_policy(*stored->transformer)->digest(), digest);
+  EXPECT_EQ(stored->files.config.adapter->base_model, model_folder.string());
+
+  const double loss = (*policy)->step(batch_of_two()).value()->figures.at("loss");
+  policy = load(true);
+  ASSERT_TRUE(policy) << policy.error().message();
+  EXPECT_EQ((*policy)->steps(), 2u);
+  EXPECT_EQ(*delta::digest_state((*policy)->policy(Version{2}).value()->view()), digest);
+  EXPECT_EQ((*policy)->step(batch_of_two()).value()->figures.at("loss"), loss);
+
+  config_.learner.adapter.rank = 5;
+  const auto other = load(true);
+  ASSERT_FALSE(other);
+  EXPECT_NE(other.error().message().find("expected [5, 64]"), std::string::npos) << other.error().message();
+}
+
+// A run may go on from a model with an adapter, if it has the same one.
+TEST_F(PolicyToTrainTest, AModelWithAnAdapterNeedsTheSameInTheRunFile) {
+  model::ModelFiles files = *model::ModelFiles::of_preset("bytes-64");
+  files.config.adapter = model::AdapterConfig{.rank = 2, .alpha = 4, .targets = {"q_proj"}, .base_model = {}};
+  const auto stored = model::init_policy(files.config, 9);
+  ASSERT_TRUE(model::save_model(folder_ / "adapted", files, stored->view()));
+  config_.learner.warm_start.enabled = false;
+  config_.model.preset.reset();
+  config_.model.path = folder_ / "adapted";
+  auto refused = load(false);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("has an adapter of rank 2"), std::string::npos) << refused.error().message();
+  fs::remove_all(config_.run_folder());
+  config_.learner.adapter = *files.config.adapter;
+  config_.learner.adapter.rank = 3;
+  refused = load(false);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("the two must be equal"), std::string::npos) << refused.error().message();
+  fs::remove_all(config_.run_folder());
+  config_.learner.adapter = *files.config.adapter;
+  auto policy = load(false);
+  ASSERT_TRUE(policy) << policy.error().message();
+  ASSERT_TRUE((*policy)->begin());
+  EXPECT_EQ(*delta::digest_state((*policy)->policy(Version{0}).value()->view()), *delta::digest_state(stored->view()));
 }
 
 TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {

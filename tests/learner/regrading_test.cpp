@@ -20,17 +20,17 @@ Regraded graded_in(double seconds, Verdict verdict = Verdict::kSame) {
 
 TEST(RegradingRules, LooksAtEverythingWhileThatTakesATwentiethOfAStep) {
   RegradingRules regrading(1);
-  EXPECT_EQ(regrading.share(), 1);
+  EXPECT_EQ(regrading.graded_fraction(), 1);
   regrading.on_step_measured(10, 100);
-  EXPECT_EQ(regrading.share(), 1) << "its grading time is unknown";
+  EXPECT_EQ(regrading.graded_fraction(), 1) << "its grading time is unknown";
   regrading.record_result(WorkerId{1}, graded_in(0.005));
-  EXPECT_EQ(regrading.share(), 1) << "0.5 s of 10 s";
+  EXPECT_EQ(regrading.graded_fraction(), 1) << "0.5 s of 10 s";
   regrading.on_step_measured(10, 1000);
-  EXPECT_NEAR(regrading.share(), 0.1, 1e-9) << "5 s of 10 s";
+  EXPECT_NEAR(regrading.graded_fraction(), 0.1, 1e-9) << "5 s of 10 s";
   for (int i = 0; i < 300; ++i) regrading.record_result(WorkerId{1}, graded_in(0.05));
-  EXPECT_NEAR(regrading.share(), 0.01, 1e-3);
+  EXPECT_NEAR(regrading.graded_fraction(), 0.01, 1e-3);
   regrading.on_step_measured(100, 1000);
-  EXPECT_NEAR(regrading.share(), 0.1, 1e-2);
+  EXPECT_NEAR(regrading.graded_fraction(), 0.1, 1e-2);
 }
 
 TEST(RegradingRules, AWorkerWithSlowResponsesDoesNotHideOthers) {
@@ -41,9 +41,9 @@ TEST(RegradingRules, AWorkerWithSlowResponsesDoesNotHideOthers) {
     EXPECT_TRUE(regrading.should_grade(slow) && regrading.should_grade(quick));
     regrading.record_result(slow, graded_in(30)), regrading.record_result(quick, graded_in(0.001));
   }
-  EXPECT_EQ(regrading.share(quick), 1);
-  EXPECT_LT(regrading.share(slow), 0.001);
-  EXPECT_LT(regrading.share(WorkerId{3}), 0.01) << "of an unknown worker, after its first responses";
+  EXPECT_EQ(regrading.graded_fraction(quick), 1);
+  EXPECT_LT(regrading.graded_fraction(slow), 0.001);
+  EXPECT_LT(regrading.graded_fraction(WorkerId{3}), 0.01) << "of an unknown worker, after its first responses";
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(regrading.should_grade(quick));
 }
 
@@ -80,7 +80,7 @@ TEST(RegradingRules, ThreeDifferencesExpelAWorkerAfterCloserChecks) {
   EXPECT_FALSE(regrading.record_result(liar, graded_in(1, Verdict::kDifferent)));
   const auto reason = regrading.record_result(liar, graded_in(1, Verdict::kDifferent));
   ASSERT_TRUE(reason);
-  EXPECT_THAT(*reason, HasSubstr("wrong score: 3 of its responses"));
+  EXPECT_THAT(*reason, HasSubstr("graded 3 of its responses"));
   EXPECT_THAT(*reason, HasSubstr("reward 1, expected 0"));
   EXPECT_FALSE(regrading.record_result(liar, graded_in(1, Verdict::kDifferent))) << "once";
   EXPECT_FALSE(regrading.should_grade(liar));
@@ -94,9 +94,9 @@ TEST(RegradingRules, AmbiguousVerdictsConvictNoWorker) {
   for (int i = 0; i < 1000; ++i)
     for (const Verdict verdict : {Verdict::kLate, Verdict::kUnsettled, Verdict::kImpossible})
       EXPECT_FALSE(regrading.record_result(slow, graded_in(1, verdict)));
-  EXPECT_EQ(regrading.counts().explained_by_timeout, 1000u);
-  EXPECT_EQ(regrading.counts().undecided, 1000u);
-  EXPECT_EQ(regrading.counts().task_failures, 1000u);
+  EXPECT_EQ(regrading.counts().late, 1000u);
+  EXPECT_EQ(regrading.counts().unsettled, 1000u);
+  EXPECT_EQ(regrading.counts().impossible, 1000u);
   // One difference in more than a hundred responses may be chance.
   for (int i = 0; i < 20; ++i) {
     EXPECT_FALSE(regrading.record_result(unlucky, graded_in(1, Verdict::kDifferent)));
@@ -178,7 +178,7 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   wait_until_graded(10);
   EXPECT_THAT(wait_for_blame(), HasSubstr("expected 0 (wrong)"));
   const DeskCounts counts = *desk_->counts();
-  EXPECT_EQ(counts.regrading.counts.differences, 3u) << "the second response of each group is wrong";
+  EXPECT_EQ(counts.regrading.counts.different, 3u) << "the second response of each group is wrong";
   EXPECT_EQ(counts.regrading.counts.responses, 10u);
   EXPECT_EQ(counts.regrading.share, 1);
   EXPECT_EQ(counts.buffer.rejected.at("wrong score"), 6u);
@@ -205,8 +205,8 @@ TEST_F(RegradingDesk, ASlowWorkerIsNotExpelled) {
   wait_until_graded(12);
   EXPECT_EQ(misbehaved(), "");
   const RegradingCounts counts = desk_->counts()->regrading.counts;
-  EXPECT_EQ(counts.explained_by_timeout, 6u);
-  EXPECT_EQ(counts.differences, 0u);
+  EXPECT_EQ(counts.late, 6u);
+  EXPECT_EQ(counts.different, 0u);
   EXPECT_EQ(desk_->counts()->buffer.stored, 12u);
 }
 
@@ -222,7 +222,7 @@ TEST_F(RegradingDesk, AFasterWorkerThanTheLearnerIsNotExpelled) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(submit_and_wait(submission).accepted());
   wait_until_graded(12);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.explained_by_timeout, 6u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.late, 6u);
 }
 
 TEST_F(RegradingDesk, AClaimedTimeoutExcusesNoWrongScore) {
@@ -248,7 +248,7 @@ TEST_F(RegradingDesk, ANondeterministicGraderConvictsNoWorker) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(submit_and_wait(submission).accepted());
   wait_until_graded(12);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.undecided, 12u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.unsettled, 12u);
 }
 
 TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
@@ -263,7 +263,7 @@ TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(submit_and_wait(submission).accepted());
   wait_until_graded(4);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.task_failures, 4u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.impossible, 4u);
 }
 
 // Neither acknowledgements nor steps wait for a grader that hangs, and its queue is bounded.
@@ -289,8 +289,8 @@ TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   const Regrader::State state = desk_->counts()->regrading;
   EXPECT_EQ(state.counts.graded, 0u);
   EXPECT_LE(state.waiting, Regrader::kWaitingOfWorkerMax);
-  EXPECT_GE(state.counts.queue_overflows + state.waiting + 1, 32 * submissions.size()) << "one is being graded";
-  EXPECT_GT(state.counts.queue_overflows, 0u);
+  EXPECT_GE(state.counts.left_out + state.waiting + 1, 32 * submissions.size()) << "one is being graded";
+  EXPECT_GT(state.counts.left_out, 0u);
   {
     const std::lock_guard lock(mutex);
     may_grade = true;

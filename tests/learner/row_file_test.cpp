@@ -159,8 +159,8 @@ TEST_F(RowFiles, ARowThatNoReaderTakesIsNotWritten) {
   const std::filesystem::path run = folder_ / "run";
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  (*record)->event("trouble", {{"worker", 3}, {"what", std::string(kRowBytesMax, 'x')}});
-  (*record)->event("joined", {{"worker", 4}});
+  (*record)->append_event("trouble", {{"worker", 3}, {"what", std::string(kRowBytesMax, 'x')}});
+  (*record)->append_event("joined", {{"worker", 4}});
   const auto rows = read_json_lines(run / "events.jsonl");
   ASSERT_TRUE(rows) << rows.error().message();
   ASSERT_EQ(rows->size(), 2u);

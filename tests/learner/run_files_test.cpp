@@ -142,7 +142,7 @@ TEST_F(RunFilesTest, SeveralTasksAreReadInPlace) {
       "tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
       "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_EQ(config->task.adapter, data_plane::kSeveralTasks);
+  EXPECT_EQ(config->task.adapter, data_plane::kSeveralTasksAdapter);
   ASSERT_EQ(config->task.listed_tasks.size(), 3u);
   EXPECT_EQ(config->task.listed_tasks[0].name, "arithmetic");
   EXPECT_EQ(config->task.listed_tasks[0].weight, 3u);
@@ -318,7 +318,7 @@ TEST_F(RunFilesTest, ASecondRunKeepsTheFirst) {
     const auto record = RunRecord::open(run, false);
     ASSERT_TRUE(record);
     EXPECT_TRUE((*record)->moved_to().empty());
-    (*record)->metric("step", {{"step", 1}});
+    (*record)->append_metric("step", {{"step", 1}});
     EXPECT_EQ(RunRecord::open(run, true).error().code, Code::kUnavailable);  // still being written
   }
   const auto record = RunRecord::open(run, false);
@@ -331,9 +331,9 @@ TEST_F(RunFilesTest, ASecondRunKeepsTheFirst) {
 TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
   const std::filesystem::path run = folder_ / "run";
   EXPECT_EQ(RunRecord::open(run, true).error().code, Code::kNotFound);
-  { (*RunRecord::open(run, false))->metric("step", {{"step", 1}}); }
+  { (*RunRecord::open(run, false))->append_metric("step", {{"step", 1}}); }
   std::ofstream(run / "metrics.jsonl", std::ios::app) << R"({"kind":"st)";
-  { (*RunRecord::open(run, true))->metric("step", {{"step", 2}}); }
+  { (*RunRecord::open(run, true))->append_metric("step", {{"step", 2}}); }
   const auto rows = read_json_lines(run / "metrics.jsonl");
   ASSERT_TRUE(rows) << rows.error().message();
   ASSERT_EQ(rows->size(), 2u);
@@ -349,7 +349,7 @@ TEST_F(RunFilesTest, AnAlarmIsAnEventAndGoesOnAfterAResume) {
     for (int step = resume ? 16 : 1; step <= (resume ? 30 : 25); ++step) {  // 16 to 25 are done again
       json fields = row;
       fields["step"] = step;
-      (*record)->metric("step", fields);
+      (*record)->append_metric("step", fields);
     }
     EXPECT_EQ((*record)->alarms(), std::vector<std::string>{"nothing_to_learn"});
   }
@@ -367,8 +367,8 @@ TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
   const nlohmann::json fields = {{"worker", 3}, {"reason", "it left: \xff\xfe\xed\xa0\x80"}, {"of", 0.0 / 0.0}};
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  (*record)->event("left", fields);
-  (*record)->metric("step", fields);
+  (*record)->append_event("left", fields);
+  (*record)->append_metric("step", fields);
   (*record)->write_status(fields);
   ASSERT_TRUE((*record)->write_report(fields));
   const auto rows = read_json_lines(run / "events.jsonl");
@@ -384,9 +384,9 @@ TEST_F(RunFilesTest, AFullDiskIsReported) {
   std::filesystem::create_symlink("/dev/full", run / "events.jsonl");
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  (*record)->metric("step", {{"step", 1}});
+  (*record)->append_metric("step", {{"step", 1}});
   EXPECT_TRUE((*record)->write_pending_rows());
-  (*record)->event("joined");
+  (*record)->append_event("joined");
   const Status written = (*record)->write_pending_rows();
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code, Code::kExhausted);
@@ -445,7 +445,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   ReportInput input;
   input.config = &*config;
   input.plan = &plan;
-  input.ended = "completed";
+  input.end_reason = "completed";
   input.steps_done = 2;
   input.version = Version{2};
   input.digest[0] = std::byte{1};

@@ -194,11 +194,11 @@ TEST(ScoringWorker, HandsInText) {
     response.tokens.push_back(*tokenizer.end_of_text());
     response.logprobs.assign(2, -0.5f);
     response.spans = {{Version{1}, 2}};
-    groups.take({.id = sequence.id, .response = std::move(response)});
+    groups.on_outcome({.id = sequence.id, .response = std::move(response)});
   }
   auto advance = groups.advance();
   ASSERT_EQ(advance.ended.size(), 1u);
-  const auto& submission = std::get<schema::Submission>(advance.ended[0].what);
+  const auto& submission = std::get<schema::Submission>(advance.ended[0].result);
   EXPECT_EQ(submission.trajectories(0).text(), "2");
   EXPECT_EQ(submission.trajectories(0).reward(), 0);
   EXPECT_TRUE(submission.trajectories(0).components().empty());

@@ -32,7 +32,7 @@ class ShortEngine final : public worker::Engine {
  public:
   explicit ShortEngine(model::Token end) : end_(end) {}
   std::size_t capacity() const override { return 64; }
-  std::size_t inside() const override { return sequences_.size(); }
+  std::size_t sequences_in_progress() const override { return sequences_.size(); }
   void submit(worker::Sequence sequence) override { sequences_.push_back(std::move(sequence)); }
   std::vector<worker::Outcome> poll(Duration) override {
     std::vector<worker::Outcome> outcomes;
@@ -78,7 +78,8 @@ Result<worker::AgentReport> work(const provisioner::LaunchSpec& spec, const std:
   agent.node.name = option("--name");
   for (const auto& [name, value] : spec.env)
     if (name == kTokenVariable) agent.node.token = overlay::trust::Secret(std::string(value));
-  agent.engine = [](const worker::Task& task, const worker::EngineHost&) -> Result<std::unique_ptr<worker::Engine>> {
+  agent.make_engine = [](const worker::Task& task,
+                         const worker::EngineHost&) -> Result<std::unique_ptr<worker::Engine>> {
     return std::unique_ptr<worker::Engine>(std::make_unique<ShortEngine>(*task.phrasing->eos().begin()));
   };
   return worker::run_agent(agent, stop);

@@ -210,7 +210,7 @@ class TrainerClients : public ::testing::Test {
     options.folder = folder_;
     options.body_max = {1 << 20};
     options.idle_max = idle_max;
-    options.about = {{"steps_total", steps}};
+    options.run_facts = {{"steps_total", steps}};
     options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
       ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
       return delta::copy_of(content.tensors);

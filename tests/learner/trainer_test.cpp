@@ -568,7 +568,7 @@ TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
     return true;
   });
   ASSERT_TRUE(report) << report.error().message();
-  EXPECT_TRUE(report->reached);
+  EXPECT_TRUE(report->reached_target);
   EXPECT_GE(report->accuracy, 0.1);
   ASSERT_GE(progress.size(), 2u);
   EXPECT_LT(progress.back().loss, progress.front().loss);

@@ -33,7 +33,7 @@ constexpr std::int64_t kPromptTokens = 8, kResponseTokens = 248;
 struct Case {
   model::Family family;
   std::int64_t vocabulary;
-  bool tied, bf16, int8, recompute;
+  bool tied, bf16, int8, recompute, adapter = false;
 };
 
 TEST(TrainingMemory, IsPredictedWithinATenth) {
@@ -48,13 +48,17 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
       {model::Family::kLlama, 20000, false, false, false, false},
       {model::Family::kLlama, 20000, false, true, false, true},
       {model::Family::kQwen3, 151936, true, true, true, true},  // logits in several parts
+      {model::Family::kQwen3, 512, true, false, false, false, true},
+      {model::Family::kLlama, 20000, false, true, true, true, true},
   };
   for (const Case& c : cases) {
-    const model::ModelConfig config = shape(c.family, c.vocabulary, c.tied);
+    model::ModelConfig config = shape(c.family, c.vocabulary, c.tied);
+    if (c.adapter) config.adapter = model::AdapterConfig{.rank = 8, .alpha = 16, .base_model = {}};
     const auto counter = std::make_shared<TensorCount>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
     const auto model = model::init(config, 1, torch::kCPU, c.bf16 ? torch::kBFloat16 : torch::kFloat).value();
     model->recompute_layers(c.recompute);
+    if (c.adapter) model->freeze_base();
     TrainerConfig training;
     training.optimizer.moments = c.int8 ? Moments::kInt8 : Moments::kFp32;
     training.microbatch_tokens = 512;
@@ -85,11 +89,11 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
                                         .sequence_tokens = kPromptTokens + kResponseTokens});
     EXPECT_NEAR(static_cast<double>(predicted.tensors().count) / counter->most(), 1, 0.1)
         << model::family_name(c.family) << " vocabulary " << c.vocabulary << (c.tied ? " tied" : "")
-        << (c.bf16 ? " bf16" : "") << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "") << ": predicted "
-        << to_text(predicted.tensors()) << " (weights " << to_text(predicted.weights) << ", gradients "
-        << to_text(predicted.gradients) << ", optimizer " << to_text(predicted.optimizer) << ", activations "
-        << to_text(predicted.activations) << ", passing " << to_text(predicted.transient) << "), measured "
-        << counter->most() / 1e6 << " MB";
+        << (c.bf16 ? " bf16" : "") << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "")
+        << (c.adapter ? " adapter" : "") << ": predicted " << to_text(predicted.tensors()) << " (weights "
+        << to_text(predicted.weights) << ", gradients " << to_text(predicted.gradients) << ", optimizer "
+        << to_text(predicted.optimizer) << ", activations " << to_text(predicted.activations) << ", passing "
+        << to_text(predicted.transient) << "), measured " << counter->most() / 1e6 << " MB";
   }
 }
 

@@ -1,0 +1,100 @@
+// Checks and converts adapters that a trainer publishes; the external policy source calls it.
+#include "learner/external/published_adapter.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "model/finite.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::string_view kOperation = "publish adapter";
+
+std::string text_of(const model::AdapterConfig& adapter) {
+  return fmt::format("rank {}, alpha {} and targets {}", adapter.rank, adapter.alpha, fmt::join(adapter.targets, ", "));
+}
+
+// Removes the name that PEFT's modules give an adapter, as in lora_A.default.weight.
+void remove_default(std::string& name) {
+  constexpr std::string_view kDefault = ".default";
+  if (const std::size_t at = name.find(kDefault); at != std::string::npos && model::is_adapter_tensor(name) &&
+                                                  name.compare(at + kDefault.size(), 7, ".weight") == 0)
+    name.erase(at, kDefault.size());
+}
+
+// Rounds a finite number to nearest, ties to even.
+std::uint16_t to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Copies a tensor of bf16 or fp32 values as bf16.
+Status copy_rounded(const delta::TensorView& from, std::span<std::byte> to) {
+  if (from.dtype == delta::DType::kBF16) {
+    std::memcpy(to.data(), from.bytes.data(), to.size());
+    return ok();
+  }
+  if (from.dtype != delta::DType::kF32)
+    return fail(Code::kInvalid, kOperation, "tensor '{}' has type {}, expected BF16 or F32", from.name,
+                delta::dtype_name(from.dtype));
+  for (std::size_t byte = 0; byte < to.size(); byte += 2) {
+    float value = 0;
+    std::memcpy(&value, from.bytes.data() + 2 * byte, sizeof value);
+    const std::uint16_t rounded = to_bf16(value);
+    std::memcpy(to.data() + byte, &rounded, sizeof rounded);
+  }
+  return ok();
+}
+
+}  // namespace
+
+Status check_adapter_config(std::string_view peft_json, const model::AdapterConfig& run_adapter) {
+  ECHO_ASSIGN(const model::AdapterConfig published, model::AdapterConfig::from_json(peft_json));
+  if (published.computes_as(run_adapter)) return ok();
+  return fail(Code::kInvalid, kOperation, "its adapter_config.json has {}, expected the run's `learner.adapter`: {}",
+              text_of(published), text_of(run_adapter));
+}
+
+Result<delta::OwnedState> join_published(const delta::SharedState& base, delta::StateView published,
+                                         const model::AdapterConfig& run_adapter) {
+  for (delta::TensorView& tensor : published) remove_default(tensor.name);
+  ECHO_ASSIGN(published, delta::canonical(std::move(published)));
+  const model::SplitPolicy parts = model::split_adapter(published);
+  for (const delta::TensorView& tensor : parts.base) {
+    const auto index = base->find(tensor.name);
+    if (!index || !std::ranges::equal(base->bytes(*index), tensor.bytes))
+      return fail(Code::kInvalid, kOperation,
+                  "tensor '{}' is not that of the run's base, and with `learner.adapter` only the adapter is trained",
+                  tensor.name);
+  }
+  ECHO_ASSIGN(const delta::StateView joined, model::join_adapter(base->view(), parts.adapter, run_adapter));
+  ECHO_TRY(model::check_finite(parts.adapter));
+
+  struct Owner {
+    delta::SharedState base;
+    delta::OwnedState adapter;
+  };
+  const auto owner = std::make_shared<Owner>();
+  owner->base = base;
+  ECHO_ASSIGN(delta::StateView layout, model::adapter_layout(base->view(), run_adapter));
+  ECHO_ASSIGN(owner->adapter, delta::OwnedState::empty_like(layout));
+  layout = joined;
+  std::vector<std::span<std::byte>> memory;
+  for (delta::TensorView& tensor : layout) {
+    if (const auto index = owner->adapter.find(tensor.name)) {
+      memory.push_back(owner->adapter.mutable_bytes(*index));
+      ECHO_TRY(copy_rounded(tensor, memory.back()));
+      tensor.dtype = delta::DType::kBF16;
+    } else {
+      const std::span<const std::byte> bytes = base->bytes(base->find(tensor.name).value());
+      memory.emplace_back(const_cast<std::byte*>(bytes.data()), bytes.size());  // a shared state does not change
+    }
+  }
+  return delta::OwnedState::over(layout, memory, owner);
+}
+
+}  // namespace echoline::learner
