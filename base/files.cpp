@@ -68,7 +68,7 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
       if (n < 0) return remove_and_fail();
       written += static_cast<std::size_t>(n);
     }
-    // mkostemp() creates the file for its owner alone; other users may read this one.
+    // mkostemp() makes the file readable by its owner only. Other users may read the result.
     if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
     if (::rename(temporary.c_str(), path.c_str()) != 0) return remove_and_fail();
   }

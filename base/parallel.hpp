@@ -30,34 +30,35 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
   threads = static_cast<unsigned>(std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(count, 1)));
   std::atomic<std::size_t> next_item{0};
   std::vector<std::exception_ptr> failures(threads);
-  const auto work_items = [&](unsigned self) {
+  const auto work_items = [&](unsigned thread_index) {
     try {
-      for (std::size_t item; (item = next_item.fetch_add(1)) < count;) work(self, item);
+      for (std::size_t item; (item = next_item.fetch_add(1)) < count;) work(thread_index, item);
     } catch (...) {
-      failures[self] = std::current_exception();
+      failures[thread_index] = std::current_exception();
       next_item = count;  // so that no thread starts another
     }
   };
   {
     std::vector<std::jthread> helpers;
-    for (unsigned self = 1; self < threads; ++self) helpers.emplace_back(work_items, self);
+    for (unsigned thread_index = 1; thread_index < threads; ++thread_index)
+      helpers.emplace_back(work_items, thread_index);
     work_items(0);
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
 }
 
-// A pool of threads that run tasks, in any order, while their owner continues. One thread owns the object and counts as
-// one of the threads: it runs tasks itself when too many wait, and in finish(). With one thread, add() runs the task
-// before it returns.
-class Tasks {
+// A pool of threads that run tasks in any order. The thread that owns the pool counts as one of them: it runs tasks
+// itself when too many wait, and in finish(). With one thread, add() runs the task before it returns. The destructor
+// discards tasks that have not begun; call finish() first to run them.
+class TaskPool {
  public:
-  // `self` < threads(): the thread's index. A task may throw std::bad_alloc only.
-  using Task = std::function<Status(unsigned self)>;
+  // `thread_index` is below threads(). A task may throw std::bad_alloc only.
+  using Task = std::function<Status(unsigned thread_index)>;
 
-  explicit Tasks(unsigned threads)
+  explicit TaskPool(unsigned threads)
       : threads_(std::clamp(threads, 1u, kThreadsMax)), waiting_max_(kWaitingPerThread * threads_) {}
-  ~Tasks() {
+  ~TaskPool() {
     {
       const std::lock_guard lock(mutex_);
       waiting_.clear();
@@ -65,8 +66,8 @@ class Tasks {
     }
     task_added_or_ended_.notify_all();
   }
-  Tasks(const Tasks&) = delete;
-  Tasks& operator=(const Tasks&) = delete;
+  TaskPool(const TaskPool&) = delete;
+  TaskPool& operator=(const TaskPool&) = delete;
 
   unsigned threads() const { return threads_; }
   // Adds a task. Returns the first error of any task, after which no more are run; kExhausted if memory runs out.
@@ -82,7 +83,8 @@ class Tasks {
     ECHO_TRY(status());
     waiting_.push_back(std::move(task));
     if (idle_ < waiting_.size() && helpers_.size() + 1 < threads_)
-      helpers_.emplace_back([this, self = static_cast<unsigned>(helpers_.size() + 1)] { run_tasks(self); });
+      helpers_.emplace_back(
+          [this, thread_index = static_cast<unsigned>(helpers_.size() + 1)] { run_tasks(thread_index); });
     task_added_or_ended_.notify_one();
     return ok();
   }
@@ -98,19 +100,19 @@ class Tasks {
   static constexpr unsigned kThreadsMax = 256;
   static constexpr unsigned kWaitingPerThread = 2;  // bounds the memory of tasks that wait
 
-  void run_tasks(unsigned self) {
+  void run_tasks(unsigned thread_index) {
     std::unique_lock lock(mutex_);
     for (;;) {
       ++idle_;
       task_added_or_ended_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
       --idle_;
       if (ended_) return;
-      run_oldest(self, lock);
+      run_oldest(thread_index, lock);
     }
   }
   // Runs the oldest task, or discards it after an error of another. The caller holds `lock`, which is released while
   // the task runs.
-  void run_oldest(unsigned self, std::unique_lock<std::mutex>& lock) {
+  void run_oldest(unsigned thread_index, std::unique_lock<std::mutex>& lock) {
     const Task task = std::move(waiting_.front());
     waiting_.pop_front();
     if (first_error_) return;
@@ -118,7 +120,7 @@ class Tasks {
     lock.unlock();
     Status result;
     try {
-      result = task(self);
+      result = task(thread_index);
     } catch (const std::bad_alloc&) {
       result = fail(Code::kExhausted, "", "out of memory");
     }

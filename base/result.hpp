@@ -45,7 +45,8 @@ Error fail(Code code, std::string_view operation, fmt::format_string<Args...> fo
   return Error{code, std::string(operation), fmt::format(format, std::forward<Args>(args)...)};
 }
 
-// The same error as a mistake of the user, for a missing file that a run file or command line names.
+// Returns the error, with kInvalid in place of kNotFound: a missing file that a run file or command line names is the
+// user's mistake.
 Error as_user_error(Error error);
 
 // Ends the process with a message. Assertions are for bugs only and are active in releases.
@@ -106,7 +107,7 @@ inline Status ok() { return {}; }
 
 }  // namespace echoline
 
-// Ends the process if a condition that only a bug can break is false.
+// Ends the process if `condition` is false, which only a bug can cause. A format and its arguments may follow.
 #define ECHO_CHECK(condition, ...)                                                                                 \
   do {                                                                                                             \
     if (!(condition)) ::echoline::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \

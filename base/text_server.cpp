@@ -1,4 +1,4 @@
-// A client for servers with OpenAI's HTTP interface. Evaluations use it, and tasks whose answers a model judges.
+// A client for servers with OpenAI's HTTP interface. Used by evaluations, and by tasks whose answers a model judges.
 #include "base/text_server.hpp"
 
 #include <algorithm>
@@ -39,8 +39,8 @@ const json& member(const json& value, const char* key) {
 
 std::string text_or_empty(const json& value) { return value.is_string() ? value.get<std::string>() : std::string(); }
 
-// A server's error message: {"error": {"message", "code", "type", "param"}}, {"message"}, {"detail"} or {"error":
-// text}.
+// The fields of an error response. Servers use one of four forms: {"error": {"message": ..., "code": ..., "type": ...,
+// "param": ...}}, {"error": "text"}, {"message": "text"} or {"detail": "text"}.
 struct ServerError {
   std::string message, code, type, param;
 };
@@ -153,7 +153,7 @@ Result<TextServerClient> TextServerClient::make(TextServerOptions options, const
   if (options.model.empty())
     return fail(Code::kInvalid, kOperation, "{}: expected the name of a model; {}/models lists them", options.url,
                 options.url);
-  if (options.at_once < 1 || options.tries_max < 1 || options.timeout <= Duration{} ||
+  if (options.requests_in_flight_max < 1 || options.tries_max < 1 || options.timeout <= Duration{} ||
       options.first_retry_delay <= Duration{})
     return fail(Code::kInvalid, kOperation, "requests at once, tries and times must be above 0");
   return TextServerClient(std::move(options), clock);
@@ -166,8 +166,9 @@ TextServerClient::TextServerClient(TextServerOptions options, const Clock& clock
                                          HttpLimits{.answer_bytes_max = kAnswerBytesMax})) {}
 
 Status TextServerClient::submit(TextQuestion question) {
-  if (in_flight() >= kInFlightMax)
-    return fail(Code::kExhausted, kOperation, "{} questions are in progress: wait for answers first", kInFlightMax);
+  if (pending_count() >= kPendingQuestionsMax)
+    return fail(Code::kExhausted, kOperation, "{} questions are in progress: wait for answers first",
+                kPendingQuestionsMax);
   waiting_.push_back({.question = std::move(question)});
   return ok();
 }
@@ -177,7 +178,7 @@ std::vector<TextServerClient::Outcome> TextServerClient::poll(Duration wait) {
   send_due(now);
   if (done_.empty()) {
     // Does not wait longer than until a waiting question is due.
-    if (sent_.size() < options_.at_once)
+    if (sent_.size() < options_.requests_in_flight_max)
       for (const PendingQuestion& pending : waiting_) {
         const TimePoint due_at = std::max(pending.not_before, no_request_before_);
         wait = std::min(wait, std::max(due_at - now, Duration{}));
@@ -200,7 +201,7 @@ void TextServerClient::cancel(std::uint64_t id) {
 }
 
 Result<TextAnswer> TextServerClient::ask(const TextQuestion& question) {
-  ECHO_CHECK(in_flight() == 0, "{} questions are in progress", in_flight());
+  ECHO_CHECK(pending_count() == 0, "{} questions are in progress", pending_count());
   ECHO_TRY(submit(question));
   for (;;) {
     std::vector<Outcome> outcomes = poll(std::chrono::seconds(1));
@@ -213,19 +214,19 @@ void TextServerClient::send_due(TimePoint now) {
     if (fatal_error_) {
       done_.push_back({.id = it->question.id, .answer = *fatal_error_});
       it = waiting_.erase(it);
-    } else if (sent_.size() >= options_.at_once || now < no_request_before_) {
+    } else if (sent_.size() >= options_.requests_in_flight_max || now < no_request_before_) {
       return;
     } else if (now < it->not_before) {
       ++it;
     } else {
-      const std::uint64_t request =
+      const std::uint64_t request_id =
           http_->send({.method = "POST",
                        .url = options_.url + path_of(options_),
                        .body = text_request(options_, it->question, use_max_completion_tokens_),
                        .timeout = options_.timeout});
       ++it->tries;
       it->use_max_completion_tokens = use_max_completion_tokens_;
-      sent_.emplace(request, std::move(*it));
+      sent_.emplace(request_id, std::move(*it));
       it = waiting_.erase(it);
     }
   }

@@ -19,11 +19,11 @@
 namespace echoline {
 
 struct TextServerOptions {
-  std::string url;           // the base address, without /chat/completions: "http://127.0.0.1:8000/v1"
-  std::string model;         // the model's name on the server
-  std::string key;           // the API key; empty: none is sent
-  bool chat = true;          // messages to /chat/completions; false: a text to /completions
-  std::size_t at_once = 16;  // requests in flight, at most
+  std::string url;    // the base address, without /chat/completions: "http://127.0.0.1:8000/v1"
+  std::string model;  // the model's name on the server
+  std::string key;    // the API key; empty: none is sent
+  bool chat = true;   // messages to /chat/completions; false: a text to /completions
+  std::size_t requests_in_flight_max = 16;
   Duration timeout = std::chrono::minutes(10);  // time-out of each request
   int tries_max = 8;                            // requests per question, at most
   Duration first_retry_delay =
@@ -74,7 +74,7 @@ RequestFailure classify_failure(const TextServerOptions& options, const HttpAnsw
 // model, a redirect) becomes the answer to every question. Use from one thread.
 class TextServerClient {
  public:
-  static constexpr std::size_t kInFlightMax = 65'536;
+  static constexpr std::size_t kPendingQuestionsMax = 65'536;
 
   struct Outcome {
     std::uint64_t id = 0;
@@ -86,14 +86,16 @@ class TextServerClient {
 
   // kInvalid: no url or model, or an invalid limit.
   static Result<TextServerClient> make(TextServerOptions options, const Clock& clock);
-  // kExhausted if kInFlightMax questions are in progress. The caller chooses ids, unique among those in progress.
+  // kExhausted if kPendingQuestionsMax questions are in progress. The caller chooses ids, unique among those in
+  // progress.
   Status submit(TextQuestion question);
   // The questions that ended; if there are none, waits about this long for one.
   std::vector<Outcome> poll(Duration wait);
   // Drops a question in progress, which poll() then does not report. No effect on other ids.
   void cancel(std::uint64_t id);
-  std::size_t in_flight() const { return waiting_.size() + sent_.size(); }
-  // Asks one question and waits for its answer. Requires in_flight() == 0 (checked).
+  // Questions that wait or were sent.
+  std::size_t pending_count() const { return waiting_.size() + sent_.size(); }
+  // Asks one question and waits for its answer. Requires pending_count() == 0 (checked).
   Result<TextAnswer> ask(const TextQuestion& question);
 
  private:

@@ -1,4 +1,5 @@
-// The broadcast model, for choose_topology(), the capacity planner and predictions in reports.
+// Predicts how long a broadcast of a payload over a topology takes. Used by choose_topology(), the capacity planner and
+// predictions in reports.
 #include "chains/broadcast_model.hpp"
 
 #include <algorithm>
@@ -27,9 +28,9 @@ struct Hop {
   Duration delay{};
 };
 
-// A payload's path over successive hops. Chunks cross hops like jobs cross the machines of a flow shop with service
-// times chunk / rate. So the last chunk arrives after the longest path through (hop, chunk): full chunks up to hop j,
-// the slowest so far, and the shorter last chunk from j on.
+// A payload's path over successive hops. A hop sends one chunk after another, each in the time size / rate. The last
+// chunk, which may be shorter, can cross a hop when it has arrived there and all full chunks have crossed the hop. (A
+// flow shop: the chunks are its jobs, the hops its machines.)
 class PayloadPath {
  public:
   PayloadPath(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_chunk_bytes_(as_double(chunk)) {
@@ -61,8 +62,8 @@ class PayloadPath {
   double delay_sum_s_ = 0;       // over the hops so far
 };
 
-// Max-min fair shares of `total` for receivers that take at most `limits`, in the same order: all get the same, except
-// that a receiver that takes less leaves the difference to the others.
+// `limits`: the most that each receiver takes. Returns their shares of `total`, in the same order. The shares are
+// max-min fair: all receivers get the same, except that one that takes less leaves the difference to the others.
 std::vector<double> fair_shares(double total, const std::vector<double>& limits) {
   std::vector<std::size_t> order(limits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -88,32 +89,35 @@ std::size_t quorum_count(double q, std::size_t n) {
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q,
                      const Regions& regions) {
   if (workers.empty()) return Duration{};
-  // In the formulas: F, B, N and k.
+  // F, B, N and k of the formula in the header.
   const double f = as_double(payload), b = learner_up.bytes_per_s();
   const std::size_t n = workers.size(), k = quorum_count(q, n);
-  std::vector<BitRate> up(std::max<std::size_t>(1, regions.links.size()));  // by region: its workers' uplinks together
+  std::vector<BitRate> region_up(std::max<std::size_t>(1, regions.links.size()));  // sum of a region's uplinks
   const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
   for (const WorkerLink& w : workers) {
     sum_up += w.up.bytes_per_s();
-    up.at(region_of(w)).bits_per_s += w.up.bits_per_s;
+    region_up.at(region_of(w)).bits_per_s += w.up.bits_per_s;
   }
-  const std::vector<BitRate> region_inflow = inflow(regions, learner_up, up);
-  std::vector<double> down;
-  for (const WorkerLink& w : workers) down.push_back(std::min(w.down, region_inflow[region_of(w)]).bytes_per_s());
-  const auto kth_fastest = down.end() - static_cast<std::ptrdiff_t>(k);
-  std::nth_element(down.begin(), kth_fastest, down.end());
+  const std::vector<BitRate> region_inflow = inflow_max(regions, learner_up, region_up);
+  std::vector<double> worker_down;
+  for (const WorkerLink& w : workers)
+    worker_down.push_back(std::min(w.down, region_inflow[region_of(w)]).bytes_per_s());
+  const auto kth_fastest = worker_down.end() - static_cast<std::ptrdiff_t>(k);
+  std::nth_element(worker_down.begin(), kth_fastest, worker_down.end());
+  // The learner sends everything once; the k-th fastest worker receives it; all uplinks together send k copies.
   double bound = std::max({f / b, f / *kth_fastest, static_cast<double>(k) * f / (b + sum_up)});
   if (!regions.several()) return from_seconds(bound);
-  // k workers need k times the rate, and no region takes more than its workers do. The loop lowers the rate to a fixed
-  // point.
-  up[regions.learner].bits_per_s += learner_up.bits_per_s;
+  // In a time of `bound`, a worker receives at the rate f / bound. Raises the bound until the links between regions can
+  // deliver k times that rate. No region takes more than its workers' downlinks.
+  region_up[regions.learner].bits_per_s += learner_up.bits_per_s;
   for (double previous_bound = 0; bound > previous_bound * kBoundGrowthMin;) {
     previous_bound = bound;
     const BitRate rate = BitRate::from_bytes_per_s(f / bound);
-    std::vector<BitRate> region_down(up.size());
+    std::vector<BitRate> region_down(region_up.size());
     for (const WorkerLink& w : workers) region_down[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
-    bound = std::max(bound, static_cast<double>(k) * f / delivered_rate_max(regions, up, region_down).bytes_per_s());
+    const BitRate delivered_max = delivered_rate_max(regions, region_up, region_down);
+    bound = std::max(bound, static_cast<double>(k) * f / delivered_max.bytes_per_s());
   }
   return from_seconds(bound);
 }
@@ -125,8 +129,10 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
 
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
   const double f = as_double(payload), rate = bound > Duration{} ? f / seconds(bound) : kUnlimitedBytesPerS;
+  // The first chunk crosses the hop from the learner in any case, so the hops after that count; at least one.
   const double hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
-  // The minimum, where the formula's derivative by c is 0. Rounded to a power of two, by ratio.
+  // A chunk of c bytes costs hops * c / rate until it reaches the last hop. The F / c chunks cost kBytesPerChunk / rate
+  // + kSecondsPerChunk each. The best c, where the derivative of the sum is 0, is rounded to the nearest power of two.
   const double best = std::sqrt(f * (kBytesPerChunk + kSecondsPerChunk * rate) / (hops * topology.stripes()));
   std::uint64_t chunk = kBestChunkMin;
   while (chunk < kBestChunkMax && best > static_cast<double>(chunk) * std::numbers::sqrt2) chunk *= 2;
@@ -159,13 +165,14 @@ class Nodes {
   // Absent for workers without links.
   std::optional<std::size_t> find(WorkerId id) const {
     if (id == kLearnerId) return 0;
-    const auto it = std::upper_bound(links_.begin(), links_.end(), id, [](auto v, const auto& l) { return v < l.id; });
-    if (it == links_.begin() || (it - 1)->id != id) return std::nullopt;
-    return static_cast<std::size_t>(it - links_.begin());
+    const auto next =
+        std::upper_bound(links_.begin(), links_.end(), id, [](auto v, const auto& l) { return v < l.id; });
+    if (next == links_.begin() || (next - 1)->id != id) return std::nullopt;
+    return static_cast<std::size_t>(next - links_.begin());  // the link's index plus one, because node 0 is the learner
   }
   std::size_t size() const { return links_.size() + 1; }
   WorkerId id(std::size_t node) const { return node == 0 ? kLearnerId : links_[node - 1].id; }
-  const WorkerLink& link(std::size_t worker) const { return links_[worker - 1]; }
+  const WorkerLink& link(std::size_t worker_node) const { return links_[worker_node - 1]; }
   std::uint32_t region(std::size_t node, const Regions& regions) const {
     return node == 0 ? regions.learner : link(node).region;
   }
@@ -175,7 +182,7 @@ class Nodes {
 };
 
 // An edge of a stripe and its rate.
-struct Flow {
+struct StripeEdge {
   std::size_t from, to;  // nodes
   double rate_max;       // bit/s: the receiver's share of its downlink
   double rate = 0;       // bit/s
@@ -183,43 +190,47 @@ struct Flow {
 
 // Shares the uplinks, and then the links between regions. A second round gives the sender's other children what an
 // inter-region link does not let through; a third would change little.
-Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& nodes, const Regions& regions) {
+Status share_links(std::vector<StripeEdge>& stripe_edges, BitRate learner_up, const Nodes& nodes,
+                   const Regions& regions) {
   std::vector<std::vector<std::size_t>> by_sender(nodes.size());
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> by_region_pair;
-  for (std::size_t i = 0; i < flows.size(); ++i) {
-    by_sender[flows[i].from].push_back(i);
+  for (std::size_t i = 0; i < stripe_edges.size(); ++i) {
+    by_sender[stripe_edges[i].from].push_back(i);
     if (!regions.several()) continue;
-    const std::uint32_t from = nodes.region(flows[i].from, regions), to = nodes.region(flows[i].to, regions);
+    const std::uint32_t from = nodes.region(stripe_edges[i].from, regions),
+                        to = nodes.region(stripe_edges[i].to, regions);
     if (from != to && std::isfinite(regions.rate(from, to).bits_per_s)) by_region_pair[{from, to}].push_back(i);
   }
-  // Shares `total` among the flows `edges`; `limit` returns the most that a flow takes.
+  // Shares `total` among the stripe edges of these indices; `limit` returns the most that an edge takes.
   std::vector<double> limits;
-  const auto share = [&](double total, const std::vector<std::size_t>& edges, const auto& limit) {
+  const auto share = [&](double total, const std::vector<std::size_t>& edge_indices, const auto& limit) {
     limits.clear();
-    for (const std::size_t i : edges) limits.push_back(limit(flows[i]));
+    for (const std::size_t i : edge_indices) limits.push_back(limit(stripe_edges[i]));
     return fair_shares(total, limits);
   };
   const auto share_uplinks = [&]() -> Status {
     for (std::size_t from = 0; from < by_sender.size(); ++from) {
-      const std::vector<std::size_t>& edges = by_sender[from];
-      if (edges.empty()) continue;
+      const std::vector<std::size_t>& edge_indices = by_sender[from];
+      if (edge_indices.empty()) continue;
       const BitRate up = from == 0 ? learner_up : nodes.link(from).up;
       if (!(up.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
                     nodes.id(from), up.bits_per_s);
-      const std::vector<double> shares = share(up.bits_per_s, edges, [](const Flow& f) { return f.rate_max; });
-      for (std::size_t k = 0; k < edges.size(); ++k) flows[edges[k]].rate = shares[k];
+      const std::vector<double> shares =
+          share(up.bits_per_s, edge_indices, [](const StripeEdge& edge) { return edge.rate_max; });
+      for (std::size_t k = 0; k < edge_indices.size(); ++k) stripe_edges[edge_indices[k]].rate = shares[k];
     }
     return ok();
   };
   ECHO_TRY(share_uplinks());
   if (by_region_pair.empty()) return ok();
   const auto share_region_links = [&] {
-    for (const auto& [region_pair, edges] : by_region_pair) {
-      const std::vector<double> shares = share(regions.rate(region_pair.first, region_pair.second).bits_per_s, edges,
-                                               [](const Flow& f) { return f.rate; });
-      for (std::size_t k = 0; k < edges.size(); ++k)
-        if (shares[k] < flows[edges[k]].rate) flows[edges[k]].rate = flows[edges[k]].rate_max = shares[k];
+    for (const auto& [region_pair, edge_indices] : by_region_pair) {
+      const std::vector<double> shares = share(regions.rate(region_pair.first, region_pair.second).bits_per_s,
+                                               edge_indices, [](const StripeEdge& edge) { return edge.rate; });
+      for (std::size_t k = 0; k < edge_indices.size(); ++k)
+        if (shares[k] < stripe_edges[edge_indices[k]].rate)
+          stripe_edges[edge_indices[k]].rate = stripe_edges[edge_indices[k]].rate_max = shares[k];
     }
   };
   share_region_links();
@@ -244,8 +255,8 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   // fewer chunks than stripes leaves some stripes empty.
   const std::uint64_t chunks = chunk_count(payload, chunk);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
-  std::vector<Flow> flows;               // by stripe, in the order of its edges
-  std::vector<std::size_t> stripe_ends;  // by stripe: the index after its last flow
+  std::vector<StripeEdge> stripe_edges;  // by stripe, in the order of its edges
+  std::vector<std::size_t> stripe_ends;  // by stripe: the index after its last edge
   for (std::size_t s = 0; s < stripes; ++s) {
     for (const Edge& edge : edges_of(topology, s)) {
       const auto from = nodes.find(edge.from), to = nodes.find(edge.to);
@@ -255,11 +266,11 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
       if (!(down > 0))
         return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink must be positive",
                     edge.to, down);
-      flows.push_back({.from = *from, .to = *to, .rate_max = down / static_cast<double>(stripes)});
+      stripe_edges.push_back({.from = *from, .to = *to, .rate_max = down / static_cast<double>(stripes)});
     }
-    stripe_ends.push_back(flows.size());
+    stripe_ends.push_back(stripe_edges.size());
   }
-  ECHO_TRY(share_links(flows, learner_up, nodes, regions));
+  ECHO_TRY(share_links(stripe_edges, learner_up, nodes, regions));
 
   // The bytes of stripe s: chunks s, s + stripes, ...; the payload's last chunk may be shorter.
   const auto stripe_bytes = [&](std::size_t s) {
@@ -267,13 +278,13 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
     const bool has_last_chunk = chunks > 0 && s == (chunks - 1) % stripes;
     return Bytes{count * chunk.count - (has_last_chunk ? chunks * chunk.count - payload.count : 0)};
   };
-  std::vector<std::optional<Duration>> completion(nodes.size());  // of the latest stripe so far
-  for (std::size_t s = 0, flow = 0; s < stripes; ++s) {
+  std::vector<std::optional<Duration>> completion(nodes.size());  // by node: of its slowest stripe so far
+  for (std::size_t s = 0, edge_index = 0; s < stripes; ++s) {
     // One path per node. A parent comes before its children, so its path is complete when a child extends it.
     std::vector<PayloadPath> paths(nodes.size(), PayloadPath(stripe_bytes(s), chunk));
-    for (; flow < stripe_ends[s]; ++flow) {
-      const std::size_t from = flows[flow].from, to = flows[flow].to;
-      const BitRate rate{flows[flow].rate};
+    for (; edge_index < stripe_ends[s]; ++edge_index) {
+      const std::size_t from = stripe_edges[edge_index].from, to = stripe_edges[edge_index].to;
+      const BitRate rate{stripe_edges[edge_index].rate};
       if (!(rate.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "no capacity is left from {} to {}", nodes.id(from), nodes.id(to));
       const WorkerLink& link = nodes.link(to);

@@ -26,9 +26,9 @@ std::size_t quorum_count(double q, std::size_t n);
 
 // The time that no schedule can beat: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. F is the
 // payload, B the learner's uplink, u the uplinks and d_min the least downlink of the N workers. Zero without workers.
-// With q < 1, the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and all nodes
-// together must upload k*F.
-// With regions, no worker receives faster than its region (inflow()). At least n - (N - k) of a region's n workers
+// With q < 1, it is the time until k = ceil(q N) workers hold the payload. Then d_min is the k-th fastest downlink, and
+// all nodes together must upload k*F.
+// With regions, no worker receives faster than its region (inflow_max()). At least n - (N - k) of a region's n workers
 // receive the payload, from the region itself or over the links to it.
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q = 1,
                      const Regions& regions = {});
@@ -36,9 +36,9 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
 // The number of chunks of a payload: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
 
-// The chunk size, a power of two, with which a payload F arrives soonest over a topology of depth h and s stripes, at a
-// receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the time of the first
-// chunk from hop to hop. o and t are the bytes that a chunk adds (its proof) and a node's time per chunk
+// Returns the chunk size c, a power of two, with which a payload F arrives soonest over a topology of depth h and s
+// stripes, at a receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the time
+// of the first chunk from hop to hop. o and t are the bytes that a chunk adds (its proof) and a node's time per chunk
 // (overlay/FORMAT.md, docs/overlay.md). `bound`: lower_bound(), which gives r.
 inline constexpr double kBytesPerChunk = 300, kSecondsPerChunk = 15e-6;
 inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;

@@ -32,17 +32,19 @@ std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe) {
 }
 
 Status validate(const Topology& topology, std::span<const WorkerId> workers) {
-  std::vector<WorkerId> all(workers.begin(), workers.end());
-  std::sort(all.begin(), all.end());
-  if (const auto twice = std::adjacent_find(all.begin(), all.end()); twice != all.end())
+  std::vector<WorkerId> sorted_workers(workers.begin(), workers.end());
+  std::sort(sorted_workers.begin(), sorted_workers.end());
+  if (const auto twice = std::adjacent_find(sorted_workers.begin(), sorted_workers.end());
+      twice != sorted_workers.end())
     return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(*twice));
-  const std::size_t not_a_worker = all.size();  // the index of the learner and of unknown ids
+  const std::size_t not_a_worker = sorted_workers.size();  // the index of the learner and of unknown ids
   const auto index_of = [&](WorkerId id) {
-    const auto it = std::lower_bound(all.begin(), all.end(), id);
-    return it == all.end() || *it != id ? not_a_worker : static_cast<std::size_t>(it - all.begin());
+    const auto it = std::lower_bound(sorted_workers.begin(), sorted_workers.end(), id);
+    return it == sorted_workers.end() || *it != id ? not_a_worker
+                                                   : static_cast<std::size_t>(it - sorted_workers.begin());
   };
   for (std::size_t s = 0; s < topology.stripes(); ++s) {
-    std::vector<bool> placed(all.size()), has_child(all.size());
+    std::vector<bool> placed(sorted_workers.size()), has_child(sorted_workers.size());
     for (const auto& chain : topology.stripe(s)) {
       if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
       const WorkerId attachment = topology.parent_of_chain(s, chain.front());
@@ -58,9 +60,10 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
         placed[worker] = true;
         if (parent != not_a_worker) {
           if (topology.policy != TopologyPolicy::kTrees && has_child[parent])
-            return fail(Code::kInternal, kOperation, "{} has two children in one stripe", name_of(all[parent]));
-          if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), all[parent]))
-            return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(all[parent]),
+            return fail(Code::kInternal, kOperation, "{} has two children in one stripe",
+                        name_of(sorted_workers[parent]));
+          if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), sorted_workers[parent]))
+            return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(sorted_workers[parent]),
                         name_of(id));
           has_child[parent] = true;
         }
@@ -69,7 +72,7 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
     }
     if (const auto missing = std::find(placed.begin(), placed.end(), false); missing != placed.end())
       return fail(Code::kInternal, kOperation, "{} has no parent",
-                  name_of(all[static_cast<std::size_t>(missing - placed.begin())]));
+                  name_of(sorted_workers[static_cast<std::size_t>(missing - placed.begin())]));
   }
   return ok();
 }

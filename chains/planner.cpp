@@ -72,15 +72,14 @@ Status check_regions(const Regions& regions, std::span<const ChainWorker> worker
   return ok();
 }
 
-// The placement order: workers that may forward, then those that may be a chain's first worker (seed), then by score,
-// highest first. Ids break ties.
+// The placement order. Its sort keys: may forward, may be a chain's first worker (seed), score (highest first), id.
 bool is_before(const ChainWorker& a, const ChainWorker& b) {
   return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
          std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
 }
 
 // Deals the workers over m chains in turn, so the first m become seeds and the last m tails.
-std::vector<std::vector<WorkerId>> deal(std::span<const ChainWorker> order, std::size_t m) {
+std::vector<std::vector<WorkerId>> deal_into_chains(std::span<const ChainWorker> order, std::size_t m) {
   std::vector<std::vector<WorkerId>> chains(std::min(m, order.size()));
   for (std::size_t i = 0; i < order.size(); ++i) chains[i % chains.size()].push_back(order[i].id);
   return chains;
@@ -93,6 +92,7 @@ void check_valid(const Topology& topology) {
   ECHO_CHECK(status.has_value(), "{}", status.error().message());
 }
 
+// `leaves_only` holds the workers that must not have children.
 bool may_forward(const Topology& topology, WorkerId id) {
   return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
 }
@@ -110,19 +110,19 @@ std::vector<WorkerId>* shortest_chain(Chains& chains, Predicate suits) {
 
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers) {
   ECHO_CHECK(!workers.empty());
-  std::vector<double> up;  // ascending; after the last, infinity, for chains of which no worker sends
+  std::vector<double> uplinks;  // ascending; ends with infinity, the limit if no worker sends
   double down_min = std::numeric_limits<double>::infinity();
   for (const ChainWorker& w : workers) {
-    up.push_back(w.forwarding_up().bits_per_s);
+    uplinks.push_back(w.forwarding_up().bits_per_s);
     down_min = std::min(down_min, w.down.bits_per_s);
   }
-  std::sort(up.begin(), up.end());
-  up.push_back(std::numeric_limits<double>::infinity());
+  std::sort(uplinks.begin(), uplinks.end());
+  uplinks.push_back(std::numeric_limits<double>::infinity());
   std::size_t best_m = 1;
   double best_rate = -1;
   for (std::size_t m = 1; m <= workers.size(); ++m) {
-    // With m chains the m slowest uplinks are tails and send nothing, so up[m] is the slowest one that sends.
-    const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), up[m], down_min});
+    // With m chains the m slowest uplinks are tails and send nothing, so uplinks[m] is the slowest one that sends.
+    const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), uplinks[m], down_min});
     // A later m wins a tie, because more chains are shorter.
     if (rate >= best_rate * (1 - kRounding)) {
       best_m = m;
@@ -175,9 +175,10 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
         RelayTrees relays = plan_relays(learner_up, order, quorum, regions);
         if (relays.rate.bits_per_s >=
             kRelayRateMin * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
-          topology.chains = std::move(relays.topology.chains);
+          topology.chains = std::move(relays.topology.chains);  // the first stripe
           topology.further_stripes = std::move(relays.topology.further_stripes);
-          topology.grafts = std::move(relays.topology.grafts);  // chains that a worker feeds
+          // For each chain that a worker feeds instead of the learner: that worker.
+          topology.grafts = std::move(relays.topology.grafts);
           is_late = std::move(relays.plan.is_late);
         }
       }
@@ -190,23 +191,24 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     check_valid(topology);
     return topology;
   }
-  // A chain holds at most one leaf, at its tail. Leaves come last in `order`, so with a chain per leaf, deal() makes
-  // each of them a tail.
+  // A chain holds at most one leaf, at its tail. Leaves come last in `order`, so with a chain per leaf,
+  // deal_into_chains() makes each of them a tail.
   const std::size_t m = std::max(topology.chains_wanted, leaf_count);
   if (policy == TopologyPolicy::kBestChains && order.size() > m) {
     // Moves the m slowest uplinks to the end, where they become tails, which send nothing. The others return to the
     // placement order.
     std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
-      return std::tuple(b.forwarding_up(), -a.score, a.id) < std::tuple(a.forwarding_up(), -b.score, b.id);
+      if (a.forwarding_up() != b.forwarding_up()) return a.forwarding_up() > b.forwarding_up();
+      return std::tuple(-a.score, a.id) < std::tuple(-b.score, b.id);
     });
     std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), is_before);
   }
-  if (!order.empty()) topology.chains = deal(order, m);
+  if (!order.empty()) topology.chains = deal_into_chains(order, m);
   check_valid(topology);
   return topology;
 }
 
-Topology detach(const Topology& topology, WorkerId dead) {
+Topology remove_worker(const Topology& topology, WorkerId dead) {
   ECHO_CHECK(topology.policy != TopologyPolicy::kTrees, "trees are repaired by repair_trees()");
   Topology next = topology;
   for (std::size_t s = 0; s < next.stripes(); ++s) {
@@ -218,7 +220,7 @@ Topology detach(const Topology& topology, WorkerId dead) {
   return next;
 }
 
-Topology append(const Topology& topology, const ChainWorker& joiner) {
+Topology add_worker(const Topology& topology, const ChainWorker& joiner) {
   ECHO_CHECK(topology.policy != TopologyPolicy::kTrees, "trees are repaired by repair_trees()");
   ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id),
              "worker {} cannot join: it is in the topology already", joiner.id);
@@ -230,7 +232,7 @@ Topology append(const Topology& topology, const ChainWorker& joiner) {
     const bool has_too_few_chains =
         chains.empty() || next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
     std::vector<WorkerId>* const extensible = shortest_chain(chains, tail_may_forward);
-    const bool fits_in_no_chain = !extensible && !joiner.may_forward;  // it and all tails may not forward
+    const bool fits_in_no_chain = !extensible && !joiner.may_forward;  // neither it nor any tail may forward
     if (has_too_few_chains || fits_in_no_chain) {
       chains.push_back({joiner.id});
     } else if (extensible) {

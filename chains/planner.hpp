@@ -24,14 +24,14 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 // larger m. Workers that may not forward count as uplink 0. Requires at least one worker.
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers);
 
-// Removes `dead`: its children now receive from its parent; other workers keep their places. An unknown id changes
+// Removes `dead`. Its children now receive from its parent; other workers keep their places. An unknown id changes
 // nothing. Not for trees (checked), which repair_trees() repairs (trees.hpp).
-Topology detach(const Topology& topology, WorkerId dead);
+Topology remove_worker(const Topology& topology, WorkerId dead);
 
 // Adds a joiner: as a new chain while there are fewer than chains_wanted (always under star), otherwise at the tail of
 // the shortest chain whose tail may forward. If no tail may, a forwarding joiner is inserted before the shortest
 // chain's tail, and any other starts a chain. The joiner must not be in the topology yet, and the topology must not be
 // trees (both checked).
-Topology append(const Topology& topology, const ChainWorker& joiner);
+Topology add_worker(const Topology& topology, const ChainWorker& joiner);
 
 }  // namespace echoline::chains

@@ -35,68 +35,76 @@ void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
 
 }  // namespace
 
-std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up) {
-  const std::size_t n = up.size();
+std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std::span<const BitRate> region_up) {
+  const std::size_t n = region_up.size();
   ECHO_CHECK(regions.learner < n && (!regions.several() || regions.links.size() == n));
   std::vector<BitRate> rates(n, learner_up);
   if (!regions.several()) return rates;
-  // A region has two vertices: its input, and the output of its workers. The learner is one more vertex. It feeds both
-  // vertices of its region.
+  // A region has two vertices: its input, and the output of its workers. The learner is one more vertex. It may send to
+  // its region's workers, or directly to other regions. These two edges overestimate its uplink; the result is limited
+  // to learner_up below.
   Graph graph(2 * n + 1);
   const std::size_t learner = 2 * n;
-  const auto in = [](std::size_t region) { return 2 * region; };
-  const auto out = [](std::size_t region) { return 2 * region + 1; };
-  connect(graph, learner, in(regions.learner), rounded_up(learner_up));
-  connect(graph, learner, out(regions.learner), rounded_up(learner_up));
+  const auto input_of = [](std::size_t region) { return 2 * region; };
+  const auto output_of = [](std::size_t region) { return 2 * region + 1; };
+  connect(graph, learner, input_of(regions.learner), rounded_up(learner_up));
+  connect(graph, learner, output_of(regions.learner), rounded_up(learner_up));
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, in(a), out(a), rounded_up(up[a]));
+    connect(graph, input_of(a), output_of(a), rounded_up(region_up[a]));
     for (std::size_t b = 0; b < n; ++b) {
       if (a == b) continue;
       const Flow capacity = rounded_up(regions.links[a][b].rate);
       if (capacity == 0) continue;
-      connect(graph, out(a), in(b), capacity);
+      connect(graph, output_of(a), input_of(b), capacity);
     }
   }
   for (std::size_t region = 0; region < n; ++region) {
     if (region == regions.learner) continue;
-    const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, learner, in(region)));
+    const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, learner, input_of(region)));
     rates[region] = std::min(learner_up, BitRate{flow});
   }
   return rates;
 }
 
-BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> down) {
+BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> region_up,
+                           std::span<const BitRate> region_down) {
   // A region has two vertices: its senders and its receivers.
-  const std::size_t n = up.size(), source = 2 * n, sink = 2 * n + 1;
+  const std::size_t n = region_up.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, source, a, rounded_up(up[a]));
-    connect(graph, n + a, sink, rounded_up(down[a]));
-    for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, rounded_up(std::min(up[a], regions.rate(a, b))));
+    connect(graph, source, a, rounded_up(region_up[a]));
+    connect(graph, n + a, sink, rounded_up(region_down[a]));
+    // The minimum keeps capacities finite: within a region the rate is infinite.
+    for (std::size_t b = 0; b < n; ++b)
+      connect(graph, a, n + b, rounded_up(std::min(region_up[a], regions.rate(a, b))));
   }
   return {static_cast<double>(boost::push_relabel_max_flow(graph, source, sink))};
 }
 
-Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
-             const std::vector<std::vector<double>>& link_load) {
-  // The flow goes from the surpluses (source) to the deficits (sink). A region has two vertices: uplink that it
-  // borrows, and uplink that it lends. The edge between them is the uplink that borrowing frees for lending.
+Lending plan_lending(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
+                     const std::vector<std::vector<double>>& link_load) {
+  // A region short of uplink borrows: another region sends for it. A region that borrows may itself send for a third
+  // one, up to its `forwardable`. The flow goes from the surpluses (source) to the deficits (sink). A region has two
+  // vertices: the uplink that it borrows, and the uplink that it lends.
   const std::size_t n = spare.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
-  const auto in = [](std::size_t region) { return 2 * region; };
-  const auto out = [](std::size_t region) { return 2 * region + 1; };
+  const auto borrowed_by = [](std::size_t region) { return 2 * region; };
+  const auto lent_by = [](std::size_t region) { return 2 * region + 1; };
   for (std::size_t a = 0; a < n; ++a) {
-    if (spare[a] > 0) connect(graph, source, out(a), rounded_up({spare[a]}));
-    if (spare[a] < 0) connect(graph, in(a), sink, rounded_up({-spare[a]}));
-    connect(graph, in(a), out(a), rounded_up({forwardable[a]}));
-    for (std::size_t b = 0; b < n; ++b)
-      if (a != b) connect(graph, out(a), in(b), rounded_up({regions.rate(a, b).bits_per_s - link_load[a][b]}));
+    if (spare[a] > 0) connect(graph, source, lent_by(a), rounded_up({spare[a]}));
+    if (spare[a] < 0) connect(graph, borrowed_by(a), sink, rounded_up({-spare[a]}));
+    connect(graph, borrowed_by(a), lent_by(a), rounded_up({forwardable[a]}));
+    for (std::size_t b = 0; b < n; ++b) {
+      const double free_capacity = regions.rate(a, b).bits_per_s - link_load[a][b];
+      if (a != b) connect(graph, lent_by(a), borrowed_by(b), rounded_up({free_capacity}));
+    }
   }
   Lending lending;
   lending.bits_per_s_total = static_cast<double>(boost::push_relabel_max_flow(graph, source, sink));
   lending.bits_per_s_by_link.assign(n, std::vector<double>(n, 0));
+  // Reverse edges carry no positive flow, so the target of `edge` is borrowed_by(b), which is 2 b.
   for (std::size_t a = 0; a < n; ++a)
-    for (const auto& edge : boost::make_iterator_range(boost::out_edges(out(a), graph)))
+    for (const auto& edge : boost::make_iterator_range(boost::out_edges(lent_by(a), graph)))
       if (const Flow flow = get(boost::edge_capacity, graph, edge) - get(boost::edge_residual_capacity, graph, edge);
           flow > 0)
         lending.bits_per_s_by_link[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);

@@ -31,14 +31,15 @@ struct Regions {
   }
 };
 
-// An upper bound of the rate at which the learner's data reaches each region, possibly through other regions. It is the
-// maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each region's
-// workers (`up`, by region). Computed by push-relabel (Goldberg and Tarjan, 1988).
-std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
+// Returns an upper bound of the rate at which the learner's data reaches each region, possibly through others. It is
+// the maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each
+// region's workers (`region_up`). Computed by push-relabel (Goldberg and Tarjan, 1988).
+std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std::span<const BitRate> region_up);
 
-// An upper bound of the total rate of all receivers: the maximum flow from the uplinks of the regions (`up`, the
-// learner's included), over the links, to the total downlinks of the regions (`down`).
-BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> down);
+// Returns an upper bound of the total rate of all receivers: the maximum flow from the uplinks of the regions
+// (`region_up`, the learner's included), over the links, to the total downlinks of the regions (`region_down`).
+BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> region_up,
+                           std::span<const BitRate> region_down);
 
 // Uplink that regions with a surplus lend to regions with a deficit, over the free capacity of the links, as the
 // maximum flow. A region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
@@ -48,7 +49,7 @@ struct Lending {
 };
 // All in bit/s. `spare`: surplus by region; negative: deficit. `forwardable`: by region, the uplink that it may lend if
 // it borrows as much. `link_load`: used capacity of each link, [from][to].
-Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
-             const std::vector<std::vector<double>>& link_load);
+Lending plan_lending(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
+                     const std::vector<std::vector<double>>& link_load);
 
 }  // namespace echoline::chains

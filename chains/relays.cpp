@@ -28,8 +28,8 @@ constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edg
 constexpr double kRateStep = 0.02;
 constexpr double kRelayRateFractionMin = 0.9;
 
-// A region with the link rates of its workers. Trees are planned for the workers "in time"; the other ones, "late",
-// have too slow downlinks (trees.hpp).
+// A region with the link rates of its workers. Trees are planned for the workers "in time". The others are "late":
+// their downlinks are too slow for these trees (trees.hpp).
 struct RegionLimits {
   std::uint32_t region = 0;
   std::vector<double> up;         // uplinks of workers in time, bit/s
@@ -51,7 +51,7 @@ struct StripeRoutes {
   std::vector<std::vector<std::size_t>> order;   // by stripe: regions in the order in which the route reaches them
   std::vector<double> onward_rate;               // by region: bit/s that leave it
   std::vector<std::vector<double>> link_load;    // [from][to] by RegionLimits::region, bit/s
-  Lending lent;  // uplink that regions with a surplus give to regions with a deficit, in addition to the routes
+  Lending lent;  // uplink that regions with a surplus lend to regions with a deficit, in addition to the routes
 };
 
 // Finds max-min fair rates of the regions for a number of stripes, and the routes that reach them.
@@ -59,13 +59,13 @@ class MaxMinRates {
  public:
   MaxMinRates(BitRate learner_up, const std::vector<RegionLimits>& region_limits, std::size_t stripes,
               const Regions& regions)
-      : up_(learner_up.bits_per_s), region_limits_(region_limits), stripes_(stripes), regions_(regions) {}
+      : learner_up_(learner_up.bits_per_s), region_limits_(region_limits), stripes_(stripes), regions_(regions) {}
 
   // Raises all rates together, by bisection, until a region is limited. Fixes that region's rates and repeats.
   Rates solve() const {
     const std::size_t n = region_limits_.size();
     std::vector<double> to_relay_max(n, kInfinite), to_workers_max(n, kInfinite);  // limits found so far
-    for (std::size_t i = 0; i < n; ++i) to_relay_max[i] = std::min(up_, region_limits_[i].down_min);
+    for (std::size_t i = 0; i < n; ++i) to_relay_max[i] = std::min(learner_up_, region_limits_[i].down_min);
     // Returns `rate` for every region, or the region's limit if that is less.
     const auto rates_at = [&](double rate) {
       Rates rates{to_relay_max, to_workers_max};
@@ -77,8 +77,8 @@ class MaxMinRates {
     };
     double low = kRateMin;
     for (;;) {
-      if (is_feasible(rates_at(up_))) return rates_at(up_);
-      double high = up_;
+      if (is_feasible(rates_at(learner_up_))) return rates_at(learner_up_);
+      double high = learner_up_;
       for (int i = 0; i < kBisections; ++i) {
         const double middle = (low + high) / 2;
         if (is_feasible(rates_at(middle)))
@@ -89,12 +89,12 @@ class MaxMinRates {
       const Rates reached = rates_at(low);
       // Fixes the rates of one region after another until the other regions can rise: first those of an unreachable
       // region, then by deficit, largest first. Fixes the rate to a region's workers before the rate to its relay.
-      const auto is_fixed = [&](std::size_t i) {
+      const auto has_fixed_rates = [&](std::size_t i) {
         return std::min(to_relay_max[i], to_workers_max[i]) <= reached.to_workers[i];
       };
       const auto others_can_rise = [&] { return is_feasible(rates_at(low * kRiseFactor)); };
       std::vector<std::size_t> order = by_deficit(rates_at(low * kRiseFactor));
-      std::erase_if(order, is_fixed);
+      std::erase_if(order, has_fixed_rates);
       if (order.empty()) return reached;
       for (const std::size_t i : order) {
         to_workers_max[i] = reached.to_workers[i];
@@ -105,8 +105,8 @@ class MaxMinRates {
     }
   }
 
-  // The routes for these rates; absent if the rates are not feasible. The rates that solve() returns always are.
-  std::optional<StripeRoutes> routes(const Rates& rates) const {
+  // Returns the routes for these rates; absent if the rates are not feasible. Those that solve() returns always are.
+  std::optional<StripeRoutes> routes_for(const Rates& rates) const {
     StripeRoutes routes;
     const Capacities uplinks = capacities(rates);
     if (find_routes(rates, uplinks, routes) != kAllReached) return std::nullopt;
@@ -135,7 +135,7 @@ class MaxMinRates {
       const double rate = rates.to_workers[i];
       // The limits of a worker's children: per stripe, and in all stripes. The learner has none.
       const std::size_t edges_max = std::min(stripes_ * kTreeChildrenMax, kPlannedChildrenMax);
-      double uplink_total = i == 0 ? usable_uplink(up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
+      double uplink_total = i == 0 ? usable_uplink(learner_up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
       for (const double up : limits.up) uplink_total += usable_uplink(up, rate, edges_max);
       // Another region's uplink feeds the relay, except in the learner's region, which has none.
       const std::size_t relays = i == 0 ? 0 : 1;
@@ -191,7 +191,7 @@ class MaxMinRates {
           const bool is_faster = rates.to_relay[latest] < rates.to_relay[i] * kFasterTolerance;
           if (is_reached[i] || (is_faster && latest != 0)) continue;
           const double first_copy_rate = region_limits_[0].up.empty() ? 0 : rates.to_relay[0];
-          const double uplink_max = is_faster ? up_ - first_copy_rate - routes.onward_rate[0] : kInfinite;
+          const double uplink_max = is_faster ? learner_up_ - first_copy_rate - routes.onward_rate[0] : kInfinite;
           const auto from = region_limits_[latest].region, to = region_limits_[i].region;
           const double edge_rate = rates.to_relay[i] / static_cast<double>(stripes_);
           const double link_left = regions_.rate(from, to).bits_per_s - routes.link_load[from][to];
@@ -238,7 +238,7 @@ class MaxMinRates {
     const double first_copy_rate = region_limits_[0].up.empty()
                                        ? *std::max_element(rates.to_relay.begin(), rates.to_relay.end())
                                        : rates.to_relay[0];
-    if (up_ < first_copy_rate) return false;
+    if (learner_up_ < first_copy_rate) return false;
     double deficit_total = 0, spare_total = 0;
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       const double spare = uplinks.spare[i] - routes.onward_rate[i];
@@ -259,10 +259,10 @@ class MaxMinRates {
       // A region can borrow for all its workers and lend their uplink, but not the part that the routes use.
       forwardable[region_limits_[i].region] = std::max(0.0, std::min(needed, uplinks.uplink_total[i] - onward));
     }
-    return lend(regions_, spare, forwardable, routes.link_load);
+    return plan_lending(regions_, spare, forwardable, routes.link_load);
   }
 
-  double up_;  // of the learner, bit/s
+  double learner_up_;  // bit/s
   const std::vector<RegionLimits>& region_limits_;
   std::size_t stripes_;
   const Regions& regions_;
@@ -282,18 +282,18 @@ double time_per_bit(const Rates& rates, const std::vector<RegionLimits>& region_
   return *quorum_time + kMeanTimeWeight * mean;
 }
 
-// The parent of a chain that is not attached yet.
+// Stands for the parent of a chain that is not attached yet.
 constexpr WorkerId kUnattached{std::numeric_limits<std::uint64_t>::max()};
 
-// The rate that a fraction `quorum` of the workers reaches.
-BitRate nth_rate(std::vector<BitRate> rates, double quorum) {
+// Returns the rate that at least a fraction `quorum` of the workers reaches.
+BitRate rate_at_quorum(std::vector<BitRate> rates, double quorum) {
   const auto nth = rates.end() - static_cast<std::ptrdiff_t>(quorum_count(quorum, rates.size()));
   std::nth_element(rates.begin(), nth, rates.end());
   return *nth;
 }
 
-// Builds each region's trees of the workers in time. Then attach_orphans() attaches the first workers of the trees to
-// another region's workers, along the routes or to lent uplink.
+// Builds each region's trees of the workers in time. Then attach_orphans() attaches the trees' first workers (orphans:
+// they have no parent yet) to workers of another region, along the routes or to lent uplink.
 void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                   const Regions& regions, Topology& topology) {
   const std::size_t stripes = plan.stripes.size();
@@ -313,7 +313,7 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     double learner_share = 0;  // bit/s of the learner's uplink for this region
     if (region == regions.learner) {
       // The learner serves its own region with all uplink that other regions do not need, and with one copy at least.
-      // The region's workers then send what the learner cannot send to other regions.
+      // The region's workers then send to other regions what the learner cannot.
       double uplink_left = learner_up.bits_per_s - outside_rate;
       learner_share = std::max(rate.bits_per_s, uplink_left);
       for (const ChainWorker& w : members) uplink_left += w.forwarding_up().bits_per_s;
@@ -324,11 +324,11 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     region_trees.policy = TopologyPolicy::kTrees;
     build_trees_at_rate(rate, stripes, {std::max(rate.bits_per_s, learner_share)}, members, {outside_rate},
                         region_trees);
-    // Chains that the learner feeds, over all stripes. attach_orphans() finds parents for the others.
-    const auto seeds =
+    // Number of chains that the learner feeds, over all stripes. attach_orphans() finds parents for the others.
+    const auto seed_count =
         static_cast<std::size_t>(learner_share / rate.bits_per_s * static_cast<double>(stripes) * kRounding);
     for (std::size_t s = 0; s < stripes; ++s) {
-      std::size_t seeds_left = seeds / stripes + (s < seeds % stripes);
+      std::size_t seeds_left = seed_count / stripes + (s < seed_count % stripes);
       for (std::vector<WorkerId>& chain : region_trees.stripe(s)) {
         WorkerId parent = region_trees.parent_of_chain(s, chain.front());
         if (parent == kLearnerId && seeds_left == 0)
@@ -376,6 +376,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
   std::size_t stripes = 0;
   Rates best_rates;
   double best_time = kInfinite;
+  // Takes more stripes only if they are clearly faster.
   for (std::size_t s = kTreeStripesMin; s <= kPlannedStripesMax; s *= 2) {
     Rates rates = MaxMinRates(learner_up, region_limits, s, regions).solve();
     const double candidate_time = time_per_bit(rates, region_limits, quorum);
@@ -415,11 +416,11 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
     Rates rates = best_rates;
     for (double& rate : rates.to_relay) rate *= fraction;
     for (double& rate : rates.to_workers) rate *= fraction;
-    const auto routes = MaxMinRates(learner_up, region_limits, stripes, regions).routes(rates);
+    const auto routes = MaxMinRates(learner_up, region_limits, stripes, regions).routes_for(rates);
     ECHO_CHECK(routes || fraction < 1);
     if (!routes) continue;
     RelayTrees trees{.plan = plan_for(rates, *routes), .topology = {}, .rate = {}};
-    if (fraction < 1 && nth_rate(trees.plan.worker_rates, quorum) <= best_trees.rate) break;
+    if (fraction < 1 && rate_at_quorum(trees.plan.worker_rates, quorum) <= best_trees.rate) break;
     build_relays(trees.plan, learner_up, workers, regions, trees.topology);
     trees.rate = steady_rate(trees.topology, learner_up, workers, quorum, regions);
     if (fraction == 1 || trees.rate > best_trees.rate) best_trees = std::move(trees);

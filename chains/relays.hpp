@@ -21,7 +21,8 @@ struct RelayPaths {
   std::vector<std::uint32_t> order;
 };
 
-// A worker is "late" if its downlink is too slow for the trees that are planned, otherwise "in time" (trees.hpp).
+// The result of plan_relays(). A worker is "late" if its downlink is too slow for the trees that are planned, otherwise
+// "in time" (trees.hpp).
 struct RelayPlan {
   std::vector<RelayPaths> stripes;
   std::vector<bool> is_late;          // by worker
@@ -38,8 +39,9 @@ struct RelayTrees {
 };
 
 // Finds max-min fair rates of the regions: all rates rise together until a region is limited, and the other rates rise
-// further. A region is limited by its uplinks plus the surplus of other regions (lend()), or by the links to it. Each
-// stripe uses the links with most capacity left. Requires spans_regions() and regions that plan_chains() accepts.
+// further. A region is limited by its uplinks plus the surplus of other regions (plan_lending()), or by the links to
+// it. Each stripe uses the links with most capacity left. Requires spans_regions() and regions that plan_chains()
+// accepts.
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
 
 }  // namespace echoline::chains

@@ -10,13 +10,14 @@ namespace {
 
 struct Place {
   std::size_t chain;
-  std::size_t position;  // 0 = seed
+  std::size_t position;  // in the chain; 0: its first worker, the seed
 };
 
 // Searches the first stripe only, because every stripe contains every worker.
 std::optional<Place> place_in_first_stripe(const Topology& topology, WorkerId id) {
-  for (std::size_t c = 0; c < topology.chains.size(); ++c) {
-    const auto& chain = topology.chains[c];
+  const Chains& first_stripe = topology.stripe(0);
+  for (std::size_t c = 0; c < first_stripe.size(); ++c) {
+    const auto& chain = first_stripe[c];
     const auto it = std::find(chain.begin(), chain.end(), id);
     if (it != chain.end()) return Place{c, static_cast<std::size_t>(it - chain.begin())};
   }
@@ -59,12 +60,13 @@ std::size_t Topology::size() const {
 
 bool Topology::contains(WorkerId id) const { return place_in_first_stripe(*this, id).has_value(); }
 
-std::optional<WorkerId> Topology::parent_of(WorkerId id) const {
+std::optional<WorkerId> Topology::parent_in_first_stripe(WorkerId id) const {
   const auto place = place_in_first_stripe(*this, id);
   if (!place) return std::nullopt;
-  return place->position == 0 ? parent_of_chain(0, id) : chains[place->chain][place->position - 1];
+  return place->position == 0 ? parent_of_chain(0, id) : stripe(0)[place->chain][place->position - 1];
 }
 
+// Only chains that a worker feeds have an entry in `grafts`; the learner feeds the others.
 WorkerId Topology::parent_of_chain(std::size_t s, WorkerId first) const {
   if (s >= grafts.size()) return kLearnerId;
   const auto it = grafts[s].find(first);
@@ -96,8 +98,8 @@ double Topology::copies_sent_by(WorkerId id) const {
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
   for (std::size_t s = 0; s < stripes(); ++s) {
-    // The depth of each worker to which a chain is attached. It is known before that chain's, because a chain comes
-    // after the one to which it is attached.
+    // The depth of each worker that feeds a chain. It is known when that chain is visited, because the worker's own
+    // chain comes earlier in the list.
     std::unordered_map<WorkerId, std::size_t> depths;
     if (s < grafts.size())
       for (const auto& [first, parent] : grafts[s]) depths[parent] = 0;

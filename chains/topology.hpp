@@ -45,7 +45,7 @@ using Chains = std::vector<std::vector<WorkerId>>;
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
   std::size_t chains_wanted = 1;        // m: a joiner starts a new chain while there are fewer
-  Chains chains;                        // of the first stripe; no chain is empty
+  Chains chains;                        // of the first stripe only, see stripe(); no chain is empty
   std::vector<Chains> further_stripes;  // of the other stripes
   std::vector<WorkerId> leaves_only;    // workers that must not have children; ascending
   // Grafts: chains attached to a worker of another chain. By stripe: the chain's first worker -> its parent. Chains
@@ -54,8 +54,9 @@ struct Topology {
 
   std::size_t size() const;
   bool contains(WorkerId id) const;
-  // The parent in the first stripe: kLearnerId for a seed; absent for the learner and for unknown workers.
-  std::optional<WorkerId> parent_of(WorkerId id) const;
+  // kLearnerId for a seed; absent for the learner and for unknown workers. With several stripes a worker may have
+  // several parents, see parents().
+  std::optional<WorkerId> parent_in_first_stripe(WorkerId id) const;
   // Over all stripes, without repetition, ascending if there are several stripes; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
   // The amount of data that a worker sends in all stripes, as a number of payloads; may be a fraction.
@@ -66,6 +67,7 @@ struct Topology {
   std::uint32_t stripes() const { return static_cast<std::uint32_t>(1 + further_stripes.size()); }
   // The worker or learner to which a chain of this stripe is attached, given the chain's first worker.
   WorkerId parent_of_chain(std::size_t stripe, WorkerId first) const;
+  // The chains of stripe s, counted from 0.
   const Chains& stripe(std::size_t s) const { return s == 0 ? chains : further_stripes[s - 1]; }
   Chains& stripe(std::size_t s) { return s == 0 ? chains : further_stripes[s - 1]; }
   // Each worker's parent in each stripe.

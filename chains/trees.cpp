@@ -17,10 +17,10 @@
 namespace echoline::chains {
 namespace {
 
-// Stands for no parent, no relay, or a depth that is not known because the learner does not reach the worker.
+// Stands for no parent, for no relay, or for the depth of a worker that the learner does not reach.
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
-// A parent keeps its children, and takes another one if no other parent is left, as long as its uplink gives each child
-// this fraction of the best rate.
+// A parent keeps its children as long as its uplink gives each child this fraction of the best rate. On the same
+// condition it takes another child if no other parent is left.
 constexpr double kRateFractionMin = 0.9;
 constexpr double kRounding = 1 + 1e-9;   // a ratio that misses an integer by this factor counts as that integer
 constexpr double kLateTolerance = 1.03;  // workers are made late only if the time falls by more than this factor
@@ -48,7 +48,7 @@ StripeLimits tree_limits(BitRate reserved_up = {}) {
   return limits;
 }
 
-// The goal of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
+// Targets of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
 struct TreeTargets {
   std::vector<bool> is_late;
   std::vector<BitRate> worker_rates;
@@ -67,9 +67,9 @@ TreeTargets tree_targets(BitRate rate, std::span<const ChainWorker> workers, std
 // A repair attaches the relays of all regions first (relays.hpp), and in a second pass the other workers in time.
 enum class RepairPass { kRelays, kOthers };
 
-// Repairs trees in its constructor; write() returns the result. Workers are numbered by input order, the learner comes
-// last. An orphan is a worker in time without a parent. `reattached`: a worker that loses all its connections and gets
-// new ones.
+// Repairs trees in its constructor; write_chains() returns the result. Workers are numbered by input order, the learner
+// comes last. An orphan is a worker in time without a parent. `reattached`: a worker that loses all its connections and
+// gets new ones.
 class TreeRepair {
  public:
   TreeRepair(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, TreeTargets targets,
@@ -99,8 +99,8 @@ class TreeRepair {
     for (std::vector<std::size_t>& parents : parents_) attach_late(parents);
   }
 
-  // The rate that every worker in time reaches. Children in time share the uplink that late children leave; each gets
-  // at least an even share among all children.
+  // Returns the rate that every worker in time reaches. The children in time share the uplink that late children leave
+  // over. Each gets at least an even share among all children.
   BitRate in_time_rate() const {
     double rate = up_[learner_];
     std::vector<double> late_load(up_.size(), 0), child_counts(up_.size(), 0), in_time_counts(up_.size(), 0);
@@ -125,7 +125,7 @@ class TreeRepair {
 
   // Writes the trees as chains. A worker's first child continues its chain. Each other child begins a chain, which
   // `grafts` attaches to the worker.
-  void write(Topology& topology) const {
+  void write_chains(Topology& topology) const {
     topology.further_stripes.resize(parents_.size() - 1);
     topology.grafts.assign(parents_.size(), {});
     for (std::size_t j = 0; j < parents_.size(); ++j) {
@@ -159,7 +159,7 @@ class TreeRepair {
   }
 
   // Whether a parent may have one more child: its uplink carries the child while all receive at this fraction of the
-  // best rate, and it has few enough children. The learner has no limit of children.
+  // best rate, and it has few enough children. The learner may have any number of children.
   bool uplink_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
     const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax);
     return (uplink_load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
@@ -184,11 +184,11 @@ class TreeRepair {
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (workers_[i].id != reattached) index_by_id[workers_[i].id] = i;
     const auto old_parents = topology.parents();
-    for (const bool late_turn : {false, true})
+    for (const bool late_workers_turn : {false, true})
       for (std::size_t j = 0; j < parents_.size(); ++j)
         for (const auto& [id, parents] : old_parents) {
           const auto child = index_by_id.find(id), parent = index_by_id.find(parents[j]);
-          if (child == index_by_id.end() || parent == index_by_id.end() || is_late_[child->second] != late_turn)
+          if (child == index_by_id.end() || parent == index_by_id.end() || is_late_[child->second] != late_workers_turn)
             continue;
           if (uplink_has_room(parent->second, child->second, kRateFractionMin) &&
               link_has_room(parent->second, child->second, kRateFractionMin))
@@ -205,8 +205,8 @@ class TreeRepair {
     std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNone);
     for (std::size_t i = 0; i < parents.size(); ++i)
       if (parents[i] == kNone && !is_late_[i]) orphans.push_back(i);
-    const auto spare = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
-    std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
+    const auto spare_uplink = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
+    std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare_uplink(a) > spare_uplink(b); });
 
     using ByDepth = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents: depth, index
     std::vector<ByDepth> candidates(region_count_);                 // by region
@@ -337,9 +337,9 @@ class TreeRepair {
     if (unattached.empty()) return;
     // Possible parents by region and spare uplink, which is negated, so that the largest is first.
     std::vector<std::set<std::pair<double, std::size_t>>> by_spare(region_count_);
-    const auto spare = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
+    const auto spare_uplink = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (up_[i] > 0 && child_counts[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare(i), i);
+      if (up_[i] > 0 && child_counts[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare_uplink(i), i);
     // Whether the region's parent with most spare uplink, and the link from there, have room for one more child.
     const auto has_room = [&](std::size_t region, std::size_t child) {
       const auto& candidates = by_spare[region];
@@ -357,14 +357,15 @@ class TreeRepair {
       auto& candidates = by_spare[region];
       std::size_t parent = learner_;
       const auto prefers_worker = [&](double worker_spare) {
-        return has_room(region, child) || home != region_of(learner_) || spare(learner_) <= worker_spare;
+        return has_room(region, child) || home != region_of(learner_) || spare_uplink(learner_) <= worker_spare;
       };
       if (!candidates.empty() && prefers_worker(-candidates.begin()->first)) {
         parent = candidates.begin()->second;
         candidates.erase(candidates.begin());
       }
       set_parent(parents, child, parent);
-      if (parent != learner_ && ++child_counts[parent] < kTreeChildrenMax) candidates.emplace(-spare(parent), parent);
+      if (parent != learner_ && ++child_counts[parent] < kTreeChildrenMax)
+        candidates.emplace(-spare_uplink(parent), parent);
     }
   }
 
@@ -452,7 +453,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
   std::vector<std::size_t> children_left = plan.child_counts, order(n), child_counts(n);
   const std::size_t planned_edges = std::accumulate(children_left.begin(), children_left.end(), std::size_t{0});
   // Seeds are children of the learner. Every stripe has at least one.
-  const std::size_t seeds = stripes * n - std::min(planned_edges, stripes * (n - 1));
+  const std::size_t seed_count = stripes * n - std::min(planned_edges, stripes * (n - 1));
   topology.further_stripes.resize(stripes - 1);
   topology.grafts.assign(stripes, {});
   for (std::size_t j = 0; j < stripes; ++j) {
@@ -460,7 +461,8 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return children_left[a] > children_left[b]; });
-    std::size_t learner_edges = seeds / stripes + (j < seeds % stripes), worker_edges_left = n - learner_edges;
+    std::size_t learner_edges = seed_count / stripes + (j < seed_count % stripes),
+                worker_edges_left = n - learner_edges;
     std::fill(child_counts.begin(), child_counts.end(), 0);
     for (const std::size_t i : order) {
       child_counts[i] = std::min({children_left[i], worker_edges_left, kTreeChildrenMax});
@@ -468,7 +470,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
       worker_edges_left -= child_counts[i];
     }
     learner_edges += worker_edges_left;
-    // Placement order: workers with children first, then possible seeds, then by number of children.
+    // Placement order: workers with children first, then possible seeds, then by number of children, largest first.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return std::tuple(child_counts[a] == 0, !workers[a].may_seed, child_counts[b]) <
@@ -505,7 +507,8 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
   if (in_time.size() == workers.size()) return;
   // The repair attaches the late workers.
   const BitRate rate{std::max(1.0, plan.stripes.rate.bits_per_s)};
-  TreeRepair(topology, learner_up, workers, tree_targets(rate, workers, plan.is_late), std::nullopt).write(topology);
+  TreeRepair(topology, learner_up, workers, tree_targets(rate, workers, plan.is_late), std::nullopt)
+      .write_chains(topology);
 }
 
 void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
@@ -534,7 +537,7 @@ TreeTargets targets_of(const RelayPlan& plan) {
 
 void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                     const Regions& regions, Topology& topology) {
-  TreeRepair(topology, learner_up, workers, targets_of(plan), std::nullopt, regions).write(topology);
+  TreeRepair(topology, learner_up, workers, targets_of(plan), std::nullopt, regions).write_chains(topology);
 }
 
 BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
@@ -573,7 +576,7 @@ RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::sp
   std::sort(repaired.topology.leaves_only.begin(), repaired.topology.leaves_only.end());
   const TreeRepair repair(topology, learner_up, workers, std::move(targets), reattached,
                           uses_relays ? regions : Regions{});
-  repair.write(repaired.topology);
+  repair.write_chains(repaired.topology);
   repaired.topology.chains_wanted = repaired.topology.chains.size();
   repaired.rate =
       uses_relays ? steady_rate(repaired.topology, learner_up, workers, quorum, regions) : repair.in_time_rate();

@@ -1,4 +1,4 @@
-// Reads the task and rollout sections of the run file; the learner calls it with the other sections.
+// Reads the task and rollout sections of the run file. The learner reads the other sections.
 #include "data_plane/settings.hpp"
 
 #include <algorithm>
@@ -35,11 +35,12 @@ void read_adapter(ConfigSection& s, const std::string& adapter, std::string& opt
 
 }  // namespace
 
-void read(ConfigSection s, TaskSettings& settings, bool has_list) {
+void read(ConfigSection s, TaskSettings& settings, bool lists_tasks) {
   constexpr const char* kAdapterHelp = "the task: it supplies problems and scores responses; one of the adapters below";
-  if (has_list) {
+  if (lists_tasks) {
     for (const char* key : {"adapter", "options", "scored_by"})
       if (s.has(key)) s.error(key, "applies to a run of one task, but this run lists `tasks`: set it there");
+    // Reads the keys all the same, so that they are documented and not reported as unknown.
     s.read("adapter", settings.adapter, kAdapterHelp);
     s.json("options");
     read_scored_by(s, "");
@@ -53,6 +54,7 @@ void read(ConfigSection s, TaskSettings& settings, bool has_list) {
 void read_list(ConfigSection root, TaskSettings& settings) {
   std::set<std::string> names;
   const bool lists_tasks = root.has("tasks");
+  // Without `tasks`, these hold one empty section, from which the documentation is made.
   std::vector<ConfigSection> sections =
       root.sections("tasks",
                     "Instead of task.adapter: a list of tasks, whose problems are drawn by weight. The text around "
@@ -86,8 +88,8 @@ void read_list(ConfigSection root, TaskSettings& settings) {
     if (lists_tasks) settings.listed_tasks.push_back(std::move(task));
   }
   if (!lists_tasks) return;
-  settings.adapter = kSeveralTasks;
-  settings.options_json = several_options(settings.listed_tasks);
+  settings.adapter = kSeveralTasksAdapter;
+  settings.options_json = several_tasks_options(settings.listed_tasks);
 }
 
 bool TaskSettings::scored_by_learner(std::string_view problem_id) const {

@@ -19,7 +19,7 @@ class ConfigSection;
 namespace echoline::data_plane {
 
 struct TaskSettings {
-  std::string adapter;              // the task's; kSeveralTasks if the run file lists `tasks`
+  std::string adapter;              // the task's; kSeveralTasksAdapter if the run file lists `tasks`
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
   std::vector<WeightedTask> listed_tasks;
@@ -47,9 +47,9 @@ struct RolloutSettings {
   void write_to(schema::RunSpec& spec) const;
 };
 
-// Each function reads its keys and records mistakes in the section. `has_list`: the run file has the list `tasks`,
+// Each function reads its keys and records mistakes in the section. `lists_tasks`: the run file has the list `tasks`,
 // which read_list() reads from the file's root.
-void read(ConfigSection task, TaskSettings& settings, bool has_list);
+void read(ConfigSection task, TaskSettings& settings, bool lists_tasks);
 void read_list(ConfigSection root, TaskSettings& settings);
 void read(ConfigSection rollout, RolloutSettings& settings);
 

@@ -32,21 +32,21 @@ constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
 }  // namespace
 
 MessageBudget::MessageBudget(Duration heartbeat) {
-  for (std::size_t k = 0; k < kKinds; ++k) {
-    allowed_[k] = kRules[k].allowance;
-    if (heartbeat > Duration{}) allowed_[k].per_s += kRules[k].per_heartbeat / seconds(heartbeat);
-    buckets_.emplace_back(allowed_[k]);
+  for (std::size_t kind = 0; kind < kKinds; ++kind) {
+    allowed_[kind] = kRules[kind].allowance;
+    if (heartbeat > Duration{}) allowed_[kind].per_s += kRules[kind].per_heartbeat / seconds(heartbeat);
+    buckets_.emplace_back(allowed_[kind]);
   }
 }
 
 MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now, std::size_t bytes) {
   const double weight = 1 + static_cast<double>(bytes / kBytesPerMessage);
-  if (buckets_[static_cast<std::size_t>(kind)].take(now, weight)) return Verdict::kTake;
+  if (buckets_[static_cast<std::size_t>(kind)].take(now, weight)) return Verdict::kAccept;
   ++dropped_total_;
   return dropped_.take(now, weight) ? Verdict::kDrop : Verdict::kTooMuch;
 }
 
-MessageBudget::Verdict MessageBudget::take_unfounded(TimePoint now) {
+MessageBudget::Verdict MessageBudget::take_unfounded_accusation(TimePoint now) {
   ++dropped_total_;
   for (int i = 0; i < kUnfoundedWeight; ++i)
     if (!dropped_.take(now)) return Verdict::kTooMuch;
@@ -71,10 +71,11 @@ std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& 
 }
 
 std::string MessageBudget::describe(Kind kind) const {
-  const Allowance& a = allowed_[static_cast<std::size_t>(kind)];
-  const std::string rate =
-      a.per_s >= 1 ? fmt::format("{:.0f} a second", a.per_s) : fmt::format("{:.0f} a minute", a.per_s * 60);
-  return fmt::format("{}: at most {:.0f} at once and {}", kRules[static_cast<std::size_t>(kind)].name, a.burst, rate);
+  const Allowance& allowance = allowed_[static_cast<std::size_t>(kind)];
+  const std::string rate = allowance.per_s >= 1 ? fmt::format("{:.0f} a second", allowance.per_s)
+                                                : fmt::format("{:.0f} a minute", allowance.per_s * 60);
+  return fmt::format("{}: at most {:.0f} at once and {}", kRules[static_cast<std::size_t>(kind)].name, allowance.burst,
+                     rate);
 }
 
 }  // namespace echoline::overlay

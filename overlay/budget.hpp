@@ -16,12 +16,12 @@ class MessageBudget {
   enum class Kind : std::uint8_t {
     kHeartbeat,
     kAck,
-    kNeedHelp,
-    kEdgeFailed,
-    kPoisoned,
+    kNeedHelp,    // a worker's parents cannot bring it up to date
+    kEdgeFailed,  // the connection to a parent failed
+    kPoisoned,    // a parent sent a chunk whose proof fails
     kRenew,
-    kTrouble,
-    kDraining,
+    kTrouble,   // a problem that an operator must solve
+    kDraining,  // a worker hands its children over, then leaves
     kJoin,
     kApplication,   // a message of the application
     kHave,          // of a child
@@ -30,24 +30,24 @@ class MessageBudget {
   };
   static constexpr std::size_t kKinds = 13;
   // Dropped messages before the sender is expelled.
-  static constexpr Allowance kDroppedAllowance{128, 2};
+  static constexpr Allowance kDroppedAllowance{.burst = 128, .per_s = 2};
   // A message weighs 1, plus 1 for every kBytesPerMessage bytes.
   static constexpr std::size_t kBytesPerMessage = 2048;
 
-  // `heartbeat`: the interval of heartbeats, which also sets the limit on messages that come with them.
+  // `heartbeat`: the interval of heartbeats. The limits on kinds that are sent with each heartbeat follow from it.
   explicit MessageBudget(Duration heartbeat);
 
   enum class Verdict {
-    kTake,     // within the budget
+    kAccept,   // within the budget
     kDrop,     // beyond the budget of its kind: the caller ignores the message
     kTooMuch,  // beyond the budget of dropped messages: the caller expels the sender
   };
   // Counts a message of `bytes` bytes.
   Verdict take(Kind kind, TimePoint now, std::size_t bytes = 0);
+  static constexpr int kUnfoundedWeight = 12;
   // Counts an accusation of a worker that never sent anything to the accuser: as kUnfoundedWeight dropped messages.
   // Returns kDrop or kTooMuch.
-  static constexpr int kUnfoundedWeight = 12;
-  Verdict take_unfounded(TimePoint now);
+  Verdict take_unfounded_accusation(TimePoint now);
   // The budget of a message; absent for messages that neither a learner nor a parent accepts.
   static std::optional<Kind> kind_of(const ControlMessage& message);
   // The limit as text: "renewals: at most 4 at once and 1 a minute"

@@ -1,4 +1,4 @@
-// Parts of every protocol core: the download limit, and messages of the application in parts. Called by the cores.
+// Code that all protocol cores share: the download limit, application messages sent in parts, and the silence timeout.
 #include "overlay/core.hpp"
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace {
 
 // For this long after a pause, the driver reads bytes that waited in the network.
 constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);
-// Weights of a new gap in the mean and the deviation, and the factor of the deviation, as in RFC 6298, which has the
-// factor 4 instead of 6.
+// A peer is silent after the mean and kDeviationFactor deviations of the gaps between its messages. Both are smoothed
+// with these weights, as in RFC 6298, which has the factor 4.
 constexpr double kMeanWeight = 0.125, kDeviationWeight = 0.25, kDeviationFactor = 6;
-constexpr double kIntervalsMin = 4, kIntervalsMax = 12;  // bounds of the learned time, in intervals of the messages
+constexpr double kTimeoutIntervalsMin = 4, kTimeoutIntervalsMax = 12;  // of the silence timeout, in message intervals
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void Core::on_received(std::size_t bytes, TimePoint now) {
   const TimePoint link_free_at = down_pacer_.occupy({bytes}, now, waited_during_pause);
   if (is_reading_ && link_free_at > now) {
     is_reading_ = false;
-    actions_.push_back(act::SetReading{.conn = {}, .on = false});
+    actions_.push_back(act::SetReading{.conn = {} /* all connections */, .on = false});
   }
 }
 
@@ -61,6 +61,8 @@ std::optional<OutFrame> MessageQueue::next(ConnId) {
   return frame;
 }
 
+// Skips the rest of a message that is too large. Fails at its first skipped part, and again after every `bytes_max`
+// skipped bytes, so that the caller counts the message by its size.
 Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std::size_t bytes_max) {
   if (skipped_bytes_ > 0 || bytes_.size() + part.body.size() > bytes_max) {
     const bool report_now = skipped_bytes_ == 0 || skipped_bytes_ + part.body.size() > bytes_max;
@@ -89,8 +91,8 @@ void SilenceMeter::on_regular_message(TimePoint now) {
 TimePoint SilenceMeter::deadline() const {
   if (interval_ == Duration{}) return kNever;
   const double interval_s = seconds(interval_);
-  const double learned_s =
-      std::clamp(mean_s_ + kDeviationFactor * deviation_s_, kIntervalsMin * interval_s, kIntervalsMax * interval_s);
+  const double learned_s = std::clamp(mean_s_ + kDeviationFactor * deviation_s_, kTimeoutIntervalsMin * interval_s,
+                                      kTimeoutIntervalsMax * interval_s);
   return std::max(last_regular_at_, last_other_at_) + from_seconds(learned_s) * (1 << backoffs_);
 }
 

@@ -32,7 +32,7 @@ void EdgeSender::close(ConnId conn) {
   std::erase(edge.conns, conn);
   edge.has_lost_connection = true;
   if (!edge.conns.empty()) return;  // the child reports again which chunks it lacks
-  std::erase_if(troubles_, [&](const EdgeTrouble& t) { return t.child == edge.child; });
+  std::erase_if(troubles_, [&](const EdgeTrouble& trouble) { return trouble.child == edge.child; });
   edges_.erase({edge.child, edge.catch_up_to.has_value()});
 }
 
@@ -48,16 +48,16 @@ bool EdgeSender::is_helped(ConnId conn) const {
 }
 
 std::vector<ConnId> EdgeSender::all_connections() const {
-  std::vector<ConnId> all;
-  for (const auto& [conn, connection] : connections_) all.push_back(conn);
-  return all;
+  std::vector<ConnId> conns;
+  for (const auto& [conn, connection] : connections_) conns.push_back(conn);
+  return conns;
 }
 
 std::vector<ConnId> EdgeSender::connections_of(WorkerId child) const {
-  std::vector<ConnId> all = connections_of(child, /*helped=*/false);
+  std::vector<ConnId> conns = connections_of(child, /*helped=*/false);
   const std::vector<ConnId> helping = connections_of(child, /*helped=*/true);
-  all.insert(all.end(), helping.begin(), helping.end());
-  return all;
+  conns.insert(conns.end(), helping.begin(), helping.end());
+  return conns;
 }
 
 std::vector<ConnId> EdgeSender::connections_of(WorkerId child, bool helped) const {
@@ -66,10 +66,10 @@ std::vector<ConnId> EdgeSender::connections_of(WorkerId child, bool helped) cons
 }
 
 std::vector<WorkerId> EdgeSender::children() const {
-  std::vector<WorkerId> all;
+  std::vector<WorkerId> ids;
   for (const auto& [key, edge] : edges_)
-    if (!key.helped) all.push_back(key.child);
-  return all;
+    if (!key.helped) ids.push_back(key.child);
+  return ids;
 }
 
 std::size_t EdgeSender::known_publications() const {
@@ -341,7 +341,7 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
 }
 
 std::vector<EdgeReport> EdgeSender::reports(TimePoint now) const {
-  std::vector<EdgeReport> all;
+  std::vector<EdgeReport> edge_reports;
   for (const auto& [key, edge] : edges_) {
     if (key.helped) continue;
     const Uplink::Usage usage = uplink_.usage(edge, now);
@@ -352,9 +352,9 @@ std::vector<EdgeReport> EdgeSender::reports(TimePoint now) const {
       report.rate = BitRate::from_bytes_per_s(static_cast<double>(usage.bytes) / usage.busy_seconds);
     report.limit = !usage.busy ? EdgeLimit::kNothingToSend : usage.own_limit ? EdgeLimit::kOwnLimit : EdgeLimit::kPath;
     report.streams = static_cast<std::uint32_t>(edge.conns.size());
-    all.push_back(report);
+    edge_reports.push_back(report);
   }
-  return all;
+  return edge_reports;
 }
 
 }  // namespace echoline::overlay

@@ -74,13 +74,13 @@ Result<bool> PublicationStore::close(const Manifest& manifest, const SignedManif
 }
 
 Status PublicationStore::prove(const StoredPublication& publication, const Frame& frame, trust::Hash& hash) {
-  constexpr std::string_view op = "receive chunk";
+  constexpr std::string_view kOperation = "receive chunk";
   const ChunkHead& head = frame.chunk;
   const std::uint32_t chunk_bytes = publication.announcement.chunk_bytes;
   const bool is_beyond_end = publication.manifest && head.index >= *publication.chunk_count();
   if (is_beyond_end || head.length != frame.body.size() || head.length > chunk_bytes)
-    return fail(Code::kCorrupt, op, "{}: chunk {} of {} bytes does not belong to it", to_text(publication.key()),
-                head.index, frame.body.size());
+    return fail(Code::kCorrupt, kOperation, "{}: chunk {} of {} bytes does not belong to it",
+                to_text(publication.key()), head.index, frame.body.size());
   hash = checker_.chunk_hash(frame.body);
   const trust::Hash root = SignatureChecker::root_of(head, hash);
   auto& seals = seals_[publication.id];
@@ -88,7 +88,7 @@ Status PublicationStore::prove(const StoredPublication& publication, const Frame
   const auto known = seals.find(head.seal_first);
   if (known != seals.end() && known->second.chunk_count == head.seal_count && known->second.root == root) return ok();
   if (!checker_.seal_holds(head, root))
-    return fail(Code::kCorrupt, op, "{} chunk {}: its proof fails, the learner did not send this",
+    return fail(Code::kCorrupt, kOperation, "{} chunk {}: its proof fails, the learner did not send this",
                 to_text(publication.key()), head.index);
   seals[head.seal_first] = {head.seal_count, root};
   return ok();

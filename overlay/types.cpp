@@ -17,7 +17,7 @@ std::string to_text(const Endpoint& endpoint) {
 
 std::string to_hex(const Digest& digest) {
   std::string text;
-  for (const std::byte b : digest) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  for (const std::byte byte : digest) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
   return text;
 }
 
@@ -34,13 +34,13 @@ Status Payload::visit(const std::function<Status(std::span<const std::byte>)>& u
   std::vector<std::byte> buffer(std::min<std::uint64_t>(size_, kPieceBytes));
   for (std::uint64_t offset = 0; offset < size_;) {
     const std::size_t piece_bytes = std::min<std::uint64_t>(buffer.size(), size_ - offset);
-    const ssize_t n = ::pread(*file_, buffer.data(), piece_bytes, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
+    const ssize_t bytes_read = ::pread(*file_, buffer.data(), piece_bytes, static_cast<off_t>(offset));
+    if (bytes_read < 0 && errno == EINTR) continue;
+    if (bytes_read <= 0)
       return fail(Code::kIo, "read publication", "{} bytes at {}: {}", piece_bytes, offset,
-                  n < 0 ? std::strerror(errno) : "the file ends");
-    ECHO_TRY(use(std::span(buffer).first(static_cast<std::size_t>(n))));
-    offset += static_cast<std::uint64_t>(n);
+                  bytes_read < 0 ? std::strerror(errno) : "the file ends");
+    ECHO_TRY(use(std::span(buffer).first(static_cast<std::size_t>(bytes_read))));
+    offset += static_cast<std::uint64_t>(bytes_read);
   }
   return ok();
 }

@@ -1,9 +1,10 @@
+// The style sheet, script and chart library that Page writes into each page.
 #include "pages/html_assets.hpp"
 
 #include "pages/html_page.hpp"
 
 #ifdef ECHOLINE_CHART_JS
-// Embeds the file between two symbols.
+// Embeds Chart.js in the program, from the path that the build defines. The symbols mark its start and its end.
 __asm__(
     ".pushsection .rodata\n"
     ".global echoline_chart_js\n.global echoline_chart_js_end\n"
@@ -78,6 +79,7 @@ constexpr std::string_view kScript = R"((() => {
   const plots = JSON.parse(document.getElementById('plots').textContent);
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = v => typeof v === 'number' ? String(Number(v.toPrecision(4))) : v;
+  // A plugin of Chart.js that draws the interval of each point as an error bar.
   const intervals = {
     id: 'intervals',
     afterDatasetsDraw(chart) {
@@ -109,9 +111,12 @@ constexpr std::string_view kScript = R"((() => {
     ...more,
   });
   const draw = (plot, i) => {
-    const many = plot.series.some(s => s.points.length > 30);
-    const all = plot.series.flatMap(s => s.points).flatMap(p => p.low === undefined ? [p.y] : [p.low, p.high, p.y]);
-    const low = Math.min(...all), high = Math.max(...all);
+    // Above 30 points, lines have no markers and the x axis ends at the data.
+    const hasManyPoints = plot.series.some(s => s.points.length > 30);
+    const yValues = plot.series.flatMap(s => s.points).flatMap(p => p.low === undefined ? [p.y] : [p.low, p.high, p.y]);
+    const yLow = Math.min(...yValues), yHigh = Math.max(...yValues);
+    // The y axis starts at 0 unless that leaves more than half of it empty.
+    const yMin = yLow >= 0 && (yLow < yHigh / 2 || yLow === yHigh) ? 0 : yLow;
     return new Chart(document.getElementById('plot' + i), {
       type: 'line',
       plugins: [intervals],
@@ -122,16 +127,17 @@ constexpr std::string_view kScript = R"((() => {
           pointBorderColor: colour('--c' + k % 8), pointBackgroundColor: colour('--c' + k % 8),
           data: s.points.map(p => ({ ...p, x: plot.categories ? plot.categories[p.x] : p.x })),
           showLine: s.joined, borderWidth: 1.6, tension: 0,
-          pointRadius: s.joined ? (many ? 0 : 3) : 4.5, pointHitRadius: 8, pointHoverRadius: 6,
+          pointRadius: s.joined ? (hasManyPoints ? 0 : 3) : 4.5, pointHitRadius: 8, pointHoverRadius: 6,
         })),
       },
       options: {
         animation: false, maintainAspectRatio: false, responsive: true,
         interaction: { mode: 'nearest', intersect: false },
         scales: {
-          x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true }
-                                          : { type: 'linear', ...(many ? { bounds: 'data' } : { grace: '3%' }) }),
-          y: axis(plot.y, { suggestedMin: low >= 0 && (low < high / 2 || low === high) ? 0 : low, suggestedMax: high }),
+          x: axis(plot.x, plot.categories
+              ? { type: 'category', labels: plot.categories, offset: true }
+              : { type: 'linear', ...(hasManyPoints ? { bounds: 'data' } : { grace: '3%' }) }),
+          y: axis(plot.y, { suggestedMin: yMin, suggestedMax: yHigh }),
         },
         plugins: {
           legend: { display: plot.series.length > 1, position: 'bottom',

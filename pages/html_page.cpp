@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kTextMax = 10'000;
+constexpr std::size_t kTextBytesMax = 10'000;
 
 // Whether a link stays inside the page's folder and has no scheme, such as javascript:.
 bool is_safe_link(std::string_view link) {
@@ -22,7 +22,7 @@ bool is_safe_link(std::string_view link) {
          link.find(':') == std::string_view::npos;
 }
 
-std::string printable_prefix(std::string_view text) { return printable(text, kTextMax); }
+std::string printable_prefix(std::string_view text) { return printable(text, kTextBytesMax); }
 
 json plot_json(const Plot& plot) {
   json out{{"title", printable_prefix(plot.title)},
@@ -45,7 +45,8 @@ json plot_json(const Plot& plot) {
   return out;
 }
 
-// Removes points that are not finite. Then keeps kPlotPointsMax at equal distances, the first and the last included.
+// Removes points, and intervals, that are not finite. Then keeps kPlotPointsMax at equal distances, the first and the
+// last included.
 void drop_nonfinite_and_thin(PlotSeries& series) {
   std::erase_if(series.points, [](const PlotPoint& p) { return !std::isfinite(p.x) || !std::isfinite(p.y); });
   for (PlotPoint& p : series.points)

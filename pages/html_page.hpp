@@ -17,7 +17,7 @@ std::string script_json(const nlohmann::json& value);
 struct PlotPoint {
   double x = 0;  // a position; with Plot::categories, the index of a category
   double y = 0;
-  std::optional<double> low, high;  // an interval around y
+  std::optional<double> low, high;  // ends of a confidence interval, drawn as an error bar; both or neither
   std::string note;                 // further text of the tooltip
   std::string link;                 // a click opens it; relative to the page
 };
@@ -34,7 +34,7 @@ struct Plot {
   std::vector<PlotSeries> series;
 };
 
-// Limit of a series; more points are thinned out evenly.
+// Page::plots() keeps at most this many points of a series, evenly spaced.
 inline constexpr std::size_t kPlotPointsMax = 2000;
 
 struct PageCell {

@@ -13,16 +13,16 @@ namespace {
 constexpr double kWidth = 560, kHeight = 260, kLeftMargin = 64, kRightMargin = 14, kTopMargin = 12, kBottomMargin = 40,
                  kLegendRowHeight = 18;
 constexpr double kTickLabelDistance = 16, kAxisTitleDistance = 34;  // below the x axis
-constexpr std::size_t kManyPoints = 60;  // with more points, a line is drawn with small circles
-constexpr int kTickCount = 5;            // about, per axis
-constexpr std::size_t kColourCount = 8;  // --c0 to --c7 in the page's style
+constexpr std::size_t kManyPoints = 60;                             // above this, the points of a line are small
+constexpr int kTickCount = 5;                                       // approximate number of ticks per axis
+constexpr std::size_t kColourCount = 8;                             // --c0 to --c7 in the page's style
 
 struct AxisRange {
   double low = 0, high = 1;
 };
 
-// The range of an axis, 5 % wider than the values. It starts at 0 if `low` is in [0, high / 2). If all values
-// equal v, the range is v ± |v| / 2, or -1 to 1 for 0.
+// The range of an axis: the values with a margin of 5 % at each end. It starts at 0 if `low` is in [0, high / 2). If
+// all values equal v, the range is v ± |v| / 2, or -1 to 1 for 0.
 AxisRange axis_range(double low, double high) {
   if (!(low < high)) return {low - (low == 0 ? 1 : std::abs(low) / 2), high + (high == 0 ? 1 : std::abs(high) / 2)};
   if (low >= 0 && low < high / 2) return {0, high * 1.05};
@@ -77,7 +77,7 @@ std::string plot_svg(const Plot& plot) {
   const bool has_legend = plot.series.size() > 1;
   const double height = kHeight + (has_legend ? kLegendRowHeight * static_cast<double>(plot.series.size()) : 0);
   std::string out = fmt::format("<svg viewBox='0 0 {} {}' role='img'>\n", kWidth, height);
-  // An axis has at most kTickCount + 2 ticks; the loops' bound ends them even if rounding fails.
+  // An axis has at most kTickCount + 2 ticks. The loops are bounded in case rounding makes a tick's step vanish.
   const double y_tick = tick_distance(y_range.high - y_range.low);
   for (int i = 0; i <= 2 * kTickCount; ++i) {
     const double y = (std::ceil(y_range.low / y_tick) + i) * y_tick;

@@ -34,12 +34,14 @@ const json& value_at(const json& object, std::string_view path) {
   }
 }
 
+// Absent unless the value is a finite number.
 std::optional<double> number(const json& object, std::string_view path) {
   const json& value = value_at(object, path);
   if (!value.is_number() || !std::isfinite(value.get<double>())) return std::nullopt;
   return value.get<double>();
 }
 
+// The value as text; "-" if there is none.
 std::string text(const json& object, std::string_view path) {
   const json& value = value_at(object, path);
   if (value.is_string()) return value.get<std::string>();
@@ -80,24 +82,25 @@ void add_summary(Page& page, const json& report) {
       {"held-out accuracy", range_text(report, "eval.before", "eval.after")},
       {"learner idle", number_text(report, "learner.idle_fraction", "{:.3f}")},
       {"median step", fmt::format("{} s", number_text(report, "learner.step_seconds_median"))},
-      {"staleness, mean and 95 %",
-       fmt::format("{} and {} of {}", number_text(report, "staleness.mean"), number_text(report, "staleness.p95"),
+      {"staleness: mean, 95th percentile, budget",
+       fmt::format("{}, {}, {}", number_text(report, "staleness.mean"), number_text(report, "staleness.p95"),
                    number_text(report, "staleness.budget"))},
-      {"not trained on", number_text(report, "staleness.rejected", "{:.0f}")},
+      {"rollouts not trained on", number_text(report, "staleness.rejected", "{:.0f}")},
       // T_b: the time from publishing a policy until the quorum of workers has installed it.
       {"T_b, median", fmt::format("{} s", number_text(report, "broadcast.t_b_seconds_median"))},
-      {"its lower bound", fmt::format("{} s", number_text(report, "broadcast.lower_bound_seconds"))},
+      {"T_b, lower bound", fmt::format("{} s", number_text(report, "broadcast.lower_bound_seconds"))},
       {"policy, full", bytes_text(report, "broadcast.full_bytes")},
       {"delta, mean", bytes_text(report, "broadcast.delta_bytes_mean")},
       {"rollouts/s: needed", number_text(report, "plan.target_rollouts_per_s")},
-      {"rented and measured", fmt::format("{} and {}", number_text(report, "plan.provisioned_rollouts_per_s"),
-                                          number_text(report, "plan.measured_rollouts_per_s"))},
+      {"rollouts/s: rented and measured",
+       fmt::format("{} and {}", number_text(report, "plan.provisioned_rollouts_per_s"),
+                   number_text(report, "plan.measured_rollouts_per_s"))},
       {"workers lost, replaced",
        fmt::format("{}, {}", number_text(report, "fleet.workers_lost"), number_text(report, "fleet.workers_replaced"))},
       {"cost, US dollars", number_text(report, "cost.usd_total")},
-      {"of it fleet, learner",
+      {"cost of the fleet, of the learner",
        fmt::format("{}, {}", number_text(report, "cost.usd_fleet"), number_text(report, "cost.usd_learner"))},
-      {"per 1,000 rollouts", number_text(report, "cost.usd_per_1k_rollouts")},
+      {"cost of 1,000 rollouts", number_text(report, "cost.usd_per_1k_rollouts")},
       {"all weights identical", text(report, "weights.all_workers_identical")},
   });
 }
@@ -114,7 +117,7 @@ Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char
   return rows;
 }
 
-// A series of value(row) by the rows' numbers.
+// Returns a series with x = a row's step or version and y = value(row). Skips rows without a value.
 template <class Value>
 PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool connect_points = true) {
   PlotSeries series{.name = std::move(name), .points = {}, .connect_points = connect_points};
@@ -128,6 +131,7 @@ PlotSeries series_of(std::string name, const Rows& rows, const Value& value, boo
   return series;
 }
 
+// Returns a function that reads a number from a row.
 auto field(const char* name) {
   return [name](const json& row) { return number(row, name); };
 }
@@ -159,7 +163,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
   Rows broadcasts = rows_of(metrics, "broadcast", "version"), publications = rows_of(metrics, "publication", "version");
   for (Rows* rows : {&broadcasts, &publications})
     // Plots show deltas only: a snapshot is many times larger and slower.
-    std::erase_if(*rows, [](const auto& row) { return text(*row.second, "snapshot") == "yes"; });
+    std::erase_if(*rows, [](const auto& row) { return value_at(*row.second, "snapshot") == json(true); });
   const auto idle = [](const json& row) -> std::optional<double> {
     const auto wait = number(row, "wait_seconds"), whole_step_s = number(row, "step_seconds");
     return wait && whole_step_s && *whole_step_s > 0 ? std::optional(*wait / *whole_step_s) : std::nullopt;
@@ -174,12 +178,11 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
   };
   const std::string step = "learner step", version = "version";
   constexpr bool kPointsOnly = false;  // no line, because evaluations are rare
-  // `unit`: of the y axis.
-  const auto plot_of = [](std::string title, const std::string& x_title, std::string unit,
+  const auto plot_of = [](std::string title, const std::string& x_title, std::string y_unit,
                           std::vector<PlotSeries> series) {
     return Plot{.title = std::move(title),
                 .x_title = x_title,
-                .y_title = std::move(unit),
+                .y_title = std::move(y_unit),
                 .categories = {},
                 .series = std::move(series)};
   };
@@ -196,7 +199,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
       plot_of("Share of the time spent waiting", step, "", {series_of("idle", steps, idle)}),
       plot_of("T_b, seconds from publishing to having it installed", version, "s",
               {series_of("T_b", broadcasts, field("t_b_seconds")),
-               series_of("transfer, by the formula", broadcasts, field("predicted_seconds")),
+               series_of("transfer, predicted", broadcasts, field("predicted_seconds")),
                series_of("lower bound", broadcasts, field("lower_bound_seconds"))}),
       plot_of("Bytes of a delta", version, "B", {series_of("delta", publications, field("patch_bytes"))}),
       plot_of("Length of the responses, tokens", step, "",
@@ -206,7 +209,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
               {series_of("entropy", steps, field("entropy")),
                series_of("from the generating policy", steps, field("behaviour_kl")),
                series_of("from the reference", steps, field("reference_kl"))}),
-      plot_of("Length of the gradient", step, "", {series_of("before clipping", steps, field("gradient_norm"))}),
+      plot_of("Gradient norm", step, "", {series_of("before clipping", steps, field("gradient_norm"))}),
       plot_of(
           "Workers", step, "",
           {series_of("at work", steps, field("workers")), series_of("on their way", steps, field("workers_joining"))}),
@@ -224,7 +227,9 @@ void add_workers(Page& page, const json& report) {
   std::vector<std::vector<PageCell>> rows;
   for (const json& worker : workers) {
     if (rows.size() == kWorkersShown) break;
-    const std::string state = text(worker, "lost") == "yes" ? "lost" : text(worker, "away") == "yes" ? "away" : "there";
+    const std::string state = text(worker, "lost") == "yes"   ? "lost"
+                              : text(worker, "away") == "yes" ? "away"
+                                                              : "connected";
     rows.push_back({number_cell(text(worker, "id")), text_cell(text(worker, "offer")),
                     number_cell(number_text(worker, "price_usd_per_hour")),
                     number_cell(number_text(worker, "rollouts", "{:.0f}")), number_cell(bytes_text(worker, "bytes_in")),
@@ -232,13 +237,15 @@ void add_workers(Page& page, const json& report) {
                     number_cell(number_text(worker, "version", "{:.0f}")), text_cell(state)});
   }
   page.heading("Workers");
-  if (workers.size() > rows.size()) page.paragraph(fmt::format("The first {} of {}.", rows.size(), workers.size()));
-  page.table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "at the end"}, rows);
+  if (workers.size() > rows.size())
+    page.paragraph(fmt::format("Shows the first {} of {} workers.", rows.size(), workers.size()));
+  page.table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "state at the end"}, rows);
 }
 
 void add_events(Page& page, const RunFiles& run) {
   const std::vector<json>& events = run.events;
   if (events.empty()) return;
+  // `events` may lack the run's first ones, so RunFiles has the time of the first event.
   const auto first_s = run.first_event_unix_s ? run.first_event_unix_s : number(events.front(), "unix_s");
   std::vector<std::vector<PageCell>> rows;
   for (std::size_t i = events.size() - std::min(events.size(), kEventsShown); i < events.size(); ++i) {
@@ -256,7 +263,8 @@ void add_events(Page& page, const RunFiles& run) {
   }
   page.heading("Events");
   const std::uint64_t event_count = run.events_left_out + events.size();
-  if (event_count > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), event_count));
+  if (event_count > rows.size())
+    page.paragraph(fmt::format("Shows the last {} of {} events.", rows.size(), event_count));
   page.table({"after", "event", ""}, rows);
 }
 

@@ -13,7 +13,7 @@ namespace {
 using learner::ThinnedRows;
 using nlohmann::json;
 
-constexpr double kNumbersMax = 1e15;
+constexpr double kRowNumberMax = 1e15;  // largest step or version
 
 std::optional<double> number(const json& row, const char* key) {
   const auto it = row.find(key);
@@ -37,7 +37,7 @@ Result<std::vector<json>> plotted_rows(const std::filesystem::path& metrics) {
     for (Kind& kind : kinds) {
       if (*kind_name != kind.name) continue;
       const auto row_number = number(row, kind.number_key);
-      if (!row_number || !(*row_number >= 0 && *row_number <= kNumbersMax)) continue;
+      if (!row_number || !(*row_number >= 0 && *row_number <= kRowNumberMax)) continue;
       kind.rows.set(static_cast<std::uint64_t>(*row_number), std::move(row));
       break;
     }
@@ -50,17 +50,17 @@ Result<std::vector<json>> plotted_rows(const std::filesystem::path& metrics) {
 }
 
 Result<LastEvents> last_events(const std::filesystem::path& events) {
-  LastEvents last;
+  LastEvents result;
   std::deque<json> rows;
   const Status read = learner::each_row(events, [&](json row) {
-    if (rows.empty()) last.first_unix_s = number(row, "unix_s");
+    if (rows.empty()) result.first_unix_s = number(row, "unix_s");
     rows.push_back(std::move(row));
-    if (rows.size() > pages::kEventsShown) rows.pop_front(), ++last.left_out;
+    if (rows.size() > pages::kEventsShown) rows.pop_front(), ++result.left_out;
     return ok();
   });
   if (!read && read.error().code != Code::kNotFound) return read.error();
-  last.rows = {std::make_move_iterator(rows.begin()), std::make_move_iterator(rows.end())};
-  return last;
+  result.rows = {std::make_move_iterator(rows.begin()), std::make_move_iterator(rows.end())};
+  return result;
 }
 
 }  // namespace echoline::study

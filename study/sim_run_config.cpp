@@ -315,9 +315,9 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
   else
     add_generated_offers(section, tokens_mean, scenario);
   if (scenario.regions.empty()) scenario.regions.push_back("");
-  sim::Draws errors(scenario.seed, kRateErrorStream);
+  sim::Draws rate_errors(scenario.seed, kRateErrorStream);
   for (sim::RunOffer& run_offer : scenario.offers) {
-    if (section.rate_error > 0) run_offer.rate_share = 1 + section.rate_error * (2 * errors.uniform() - 1);
+    if (section.rate_error > 0) run_offer.rate_share = 1 + section.rate_error * (2 * rate_errors.uniform() - 1);
     run.prices_known = run.prices_known && run_offer.offer.usd_per_hour().has_value();
   }
   if (section.preemptions) {
@@ -352,7 +352,7 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
   return ok();
 }
 
-Result<SimRun> read(ConfigFile file) {
+Result<SimRun> read_sim_run(ConfigFile file) {
   SimRun run;
   learner::read_simulated_run(file.root(), run.config);
   SimulationSection section;
@@ -387,7 +387,7 @@ Result<SimRun> load_sim_run(Result<ConfigFile> loaded,
   if (!loaded) return as_user_error(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
   (void)loaded->split("sweep");  // `echoline sweep` reads that section
-  return read(std::move(*loaded));
+  return read_sim_run(std::move(*loaded));
 }
 
 std::vector<ConfigKey> simulation_keys() {

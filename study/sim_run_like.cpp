@@ -19,14 +19,14 @@ using nlohmann::json;
 
 constexpr std::size_t kStepsMin = 5;  // a shorter run has measured too little
 // The simulation gets at most this many delta sizes and step times, spread over the whole run.
-constexpr std::size_t kDeltasMax = 10'000;
+constexpr std::size_t kSamplesMax = 10'000;
 constexpr double kBytesPerValue = 2;  // because the policy is bf16
-// Limits of memory, because the files may be damaged or foreign.
+// These limits bound the memory for files that are damaged or that another program wrote.
 constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
 constexpr double kNumberMax = 1e15;   // of a step or version
-constexpr double kSecondsMin = 1e-6;  // the least time that a scenario states
+constexpr double kSecondsMin = 1e-6;  // the shortest time that a scenario file can state: it has six decimals
 
-// number() and text() treat a value of another type as absent, because the files may be damaged or foreign.
+// number() and text() treat a value of another type as absent, for the same reason.
 double number(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0;
 }
@@ -58,7 +58,7 @@ class StalenessShares {
   double total_ = 0;
 };
 
-// Time from "rented" to "joined", by offer.
+// Times from a machine's "rented" event to its "joined" event. Both name its offer.
 class BootTimes {
  public:
   void add_row(const json& event) {
@@ -82,7 +82,7 @@ std::uint64_t row_number(const json& row, const char* key) {
 }
 
 // The values that the simulation takes from the steps and publications of a run.
-class Measured {
+class RunMeasurements {
  public:
   void add_row(const json& row) {
     ages.add_row(row);
@@ -94,16 +94,17 @@ class Measured {
       if (is_snapshot)
         snapshot_bytes = number(row, "patch_bytes");
       else
-        deltas.set(row_number(row, "version"), number(row, "patch_bytes"));
+        patch_bytes_by_version.set(row_number(row, "version"), number(row, "patch_bytes"));
     } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() &&
                row.value("snapshot", false) == false) {
+      // The parts of T_b, the broadcast time: from publishing a version until the quorum has acknowledged it.
       const json& parts = row.at("t_b_parts");
       encode_seconds.add(number(parts, "encode") + number(parts, "seal"));
       acknowledge_seconds.add(number(parts, "acknowledge"));
     } else if (kind == "step") {
-      const double step_s = std::max(kSecondsMin, number(row, "step_seconds") - number(row, "wait_seconds"));
-      step_seconds.add(step_s);
-      steps.set(row_number(row, "step"), step_s);
+      const double train_s = std::max(kSecondsMin, number(row, "step_seconds") - number(row, "wait_seconds"));
+      train_seconds.add(train_s);
+      seconds_by_step.set(row_number(row, "step"), train_s);
       const double tokens_per_rollout = number(row, "response_tokens_mean");
       if (tokens_per_rollout > 0) {
         rollouts += number(row, "response_tokens") / tokens_per_rollout;
@@ -112,9 +113,9 @@ class Measured {
     }
   }
   StalenessShares ages;
-  learner::Distribution step_seconds, encode_seconds, acknowledge_seconds;
-  learner::ThinnedRows deltas{kDeltasMax};  // patch bytes by version
-  learner::ThinnedRows steps{kDeltasMax};   // seconds by step
+  learner::Distribution train_seconds, encode_seconds, acknowledge_seconds;
+  learner::ThinnedRows patch_bytes_by_version{kSamplesMax};
+  learner::ThinnedRows seconds_by_step{kSamplesMax};
   double parameters = 0, snapshot_bytes = 0, tokens = 0, rollouts = 0;
 };
 
@@ -123,7 +124,7 @@ class Measured {
 Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   MeasuredRun run;
   run.config = folder / "config.yaml";
-  Measured measured;
+  RunMeasurements measured;
   ECHO_TRY(learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measured.add_row(row), ok(); }));
   run.ages = measured.ages.shares();
   auto report = learner::read_json_object(folder / "report.json");
@@ -135,9 +136,9 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   BootTimes boot_times;
   ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boot_times.add_row(row), ok(); }));
 
-  const auto& deltas = measured.deltas.rows();
+  const auto& deltas = measured.patch_bytes_by_version.rows();
   const double parameters = measured.parameters;
-  if (const std::uint64_t steps = measured.step_seconds.totals().count();
+  if (const std::uint64_t steps = measured.train_seconds.totals().count();
       steps < kStepsMin || parameters == 0 || deltas.empty() || measured.rollouts == 0)
     return fail(Code::kInvalid, "sim run",
                 "{}: the run has {} steps and {} deltas; expected at least {} steps and one delta", folder.string(),
@@ -148,7 +149,8 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   const auto time_text = [](double time_s) { return fmt::format("{:.6f} s", std::max(time_s, kSecondsMin)); };
   set_key("parameters", fmt::format("{:.0f}", parameters));
   if (measured.snapshot_bytes >= 1) set_key("snapshot_bytes", fmt::format("{:.0f}", measured.snapshot_bytes));
-  // A delta stores at most the two bytes of a changed value.
+  // The simulation computes a delta's size as density x parameters x bytes_per_change. With these densities it gets the
+  // measured sizes.
   set_key("bytes_per_change", fmt::format("{}", kBytesPerValue));
   set_key("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
@@ -156,15 +158,16 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
     densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ",
                              std::clamp(bytes.get<double>() / (parameters * kBytesPerValue), 0.0, 1.0));
   set_key("densities", "[" + densities + "]");
-  set_key("step_time", time_text(median(measured.step_seconds)));
+  set_key("step_time", time_text(median(measured.train_seconds)));
   std::string steps;
-  for (const auto& [step, step_s] : measured.steps.rows())
+  for (const auto& [step, step_s] : measured.seconds_by_step.rows())
     steps += fmt::format("{}{:.6f}", steps.empty() ? "" : ", ", step_s.get<double>());
   set_key("step_seconds", "[" + steps + "]");
   if (measured.encode_seconds.totals().count() > 0) {
     set_key("encode_time", time_text(median(measured.encode_seconds)));
     set_key("acknowledge_time", time_text(median(measured.acknowledge_seconds)));
   }
+  // The run has recorded only means, so the mean stands for the median.
   set_key("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
   // A local worker is limited to the speed of its offer, and asks for this much work ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));

@@ -13,7 +13,8 @@ namespace echoline::study {
 
 struct MeasuredRun {
   std::filesystem::path config;  // config.yaml of the run
-  // Keys of the section `simulation`: step times, delta sizes, response lengths, boot time.
+  // The world to simulate, as keys of the section `simulation` and their values: step times, delta sizes, response
+  // lengths, boot time.
   std::vector<std::pair<std::string, std::string>> world;
   nlohmann::json report;
   // Share of the rollouts trained on, by age in learner steps.

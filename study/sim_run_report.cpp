@@ -35,16 +35,18 @@ learner::WorkerEntry worker_entry(const sim::SimMachine& machine) {
 std::vector<json> sim_run_metrics(const sim::RunResult& result) {
   std::vector<json> rows;
   for (const sim::SimPublication& publication : result.publications) {
+    // A later snapshot stands for a delta, so it counts as one.
+    const bool is_first_snapshot = publication.snapshot && publication.version == 0;
     rows.push_back({{"unix_s", publication.at_s},
                     {"kind", "publication"},
                     {"version", publication.version},
-                    {"snapshot", publication.snapshot && publication.version == 0},
+                    {"snapshot", is_first_snapshot},
                     {"patch_bytes", publication.bytes.count}});
-    if (!publication.t_b_s) continue;
+    if (!publication.t_b_s) continue;  // T_b, the broadcast time: absent if the run ended before
     rows.push_back({{"unix_s", publication.at_s + *publication.t_b_s},
                     {"kind", "broadcast"},
                     {"version", publication.version},
-                    {"snapshot", publication.snapshot && publication.version == 0},
+                    {"snapshot", is_first_snapshot},
                     {"payload_bytes", publication.bytes.count},
                     {"t_b_seconds", *publication.t_b_s},
                     {"workers", publication.workers},
@@ -83,8 +85,8 @@ std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
   // A publication or broadcast is kept or removed together with the step it follows, so a kept step has up to three
   // rows. The first publications and the last step are always kept; they need a few rows more.
   constexpr std::uint64_t kRowsPerStep = 3, kSpareRows = 10;
-  const std::uint64_t stride =
-      std::max<std::uint64_t>(1, (kRowsPerStep * steps + kMetricRowsMax - 1) / (kMetricRowsMax - kSpareRows));
+  constexpr std::uint64_t kRowsForSteps = kMetricRowsMax - kSpareRows;
+  const std::uint64_t stride = std::max<std::uint64_t>(1, (kRowsPerStep * steps + kMetricRowsMax - 1) / kRowsForSteps);
   std::erase_if(metrics, [&](const json& row) {
     const std::uint64_t step =
         row.contains("step") ? row.at("step").get<std::uint64_t>() : row.at("version").get<std::uint64_t>();
@@ -99,9 +101,9 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
   input.plan = &result.plan;
   input.figures = learner::run_figures(metrics);
   if (input.figures.snapshot.is_object()) input.figures.snapshot["state_bytes"] = run.scenario.request.full_bytes.count;
-  std::size_t joined = 0;
+  std::size_t machines_joined = 0;
   for (const sim::SimMachine& machine : result.machines)
-    if (machine.worker != 0 && ++joined <= kWorkersListed) input.workers.push_back(worker_entry(machine));
+    if (machine.worker != 0 && ++machines_joined <= kWorkersListed) input.workers.push_back(worker_entry(machine));
   input.fleet.planned = result.machines_planned;
   input.fleet.started = result.machines_started;
   input.fleet.lost = result.machines_lost;
@@ -114,9 +116,9 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
   input.bytes_sent = static_cast<std::uint64_t>(result.learner_bytes_sent);
   input.steps_done = result.steps;
   input.topology = result.topology;
-  input.ended = result.ended;
+  input.end_reason = result.ended;
   input.rejected = json::object();
-  for (const auto& [reason, n] : result.rejected) input.rejected[reason] = n;
+  for (const auto& [reason, rollouts] : result.rejected) input.rejected[reason] = rollouts;
   input.limited_steps = result.work_limits;
   if (result.groups_set_aside > 0) input.groups_set_aside["worker lost"] = result.groups_set_aside;
   json report = learner::make_report(input);
@@ -126,7 +128,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
   for (json& worker : report["workers"]) worker["digest"] = nullptr;
 
   std::uint64_t unfinished = 0;
-  for (const auto& [reason, n] : result.unfinished) unfinished += n;
+  for (const auto& [reason, rollouts] : result.unfinished) unfinished += rollouts;
   json by_region = json::object();
   constexpr std::size_t kRegionsListed = 64;
   const bool lists_regions = run.scenario.regions.size() > 1 && run.scenario.regions.size() <= kRegionsListed;
@@ -139,13 +141,13 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
     region["usd"] = region["usd"].get<double>() +
                     machine.usd_per_hour * (machine.paid_to_s - machine.paid_from_s) / 3600 + machine.usd_traffic;
   }
-  std::map<std::uint64_t, std::uint64_t> handed_in =
-      result.stale_by_age;  // by age, of rollouts trained on and rejected
-  double too_stale = 0, all_ages = 0;
-  for (const auto& [age, n] : result.stale_by_age) too_stale += static_cast<double>(n);
+  // Submitted rollouts by age: those rejected as stale, and those trained on.
+  std::map<std::uint64_t, std::uint64_t> submitted_by_age = result.stale_by_age;
+  double stale_rollouts = 0, submitted_rollouts = 0;
+  for (const auto& [age, rollouts] : result.stale_by_age) stale_rollouts += static_cast<double>(rollouts);
   for (const sim::SimStep& step : result.by_step)
-    for (const auto& [age, n] : step.staleness) handed_in[age] += n;
-  for (const auto& [age, n] : handed_in) all_ages += static_cast<double>(n);
+    for (const auto& [age, rollouts] : step.staleness) submitted_by_age[age] += rollouts;
+  for (const auto& [age, rollouts] : submitted_by_age) submitted_rollouts += static_cast<double>(rollouts);
   const auto share = [](double part, double whole) { return whole > 0 ? json(part / whole) : json(nullptr); };
   double later_waits = 0, later_total = 0;  // the first step waits for the first policy
   for (const sim::SimStep& step : result.by_step)
@@ -156,6 +158,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
       {"delta_bytes_first", run.scenario.delta_bytes.front().count},
       {"begun_seconds", result.first_snapshot_s},
       {"idle_fraction_after_first_step", share(later_waits, later_total)},
+      {"idle_fraction_predicted", result.idle_predicted ? json(*result.idle_predicted) : json(nullptr)},
       {"plan", result.plan_error.empty() ? json("as planned") : json(result.plan_error)},
       {"events", result.events},
       {"topologies_planned", result.topologies_planned},
@@ -163,8 +166,9 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
       {"staleness",
        {{"in_flight", age_histogram(result.in_flight)},
         {"in_queue", age_histogram(result.in_queue)},
-        {"handed_in", {{"p50", learner::quantile(handed_in, 0.5)}, {"p90", learner::quantile(handed_in, 0.9)}}},
-        {"admissible_fraction", share(all_ages - too_stale, all_ages)}}},
+        {"handed_in",
+         {{"p50", learner::quantile(submitted_by_age, 0.5)}, {"p90", learner::quantile(submitted_by_age, 0.9)}}},
+        {"admissible_fraction", share(submitted_rollouts - stale_rollouts, submitted_rollouts)}}},
       {"rollouts_unfinished", unfinished},
       {"rollouts_unfinished_by_reason", result.unfinished},
       {"tokens", {{"generated", result.tokens_generated}, {"trained", result.tokens_trained}}},
@@ -172,7 +176,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
        {{"workers_most", result.workers_peak},
         {"machine_hours", result.machine_hours},
         {"busy_fraction", share(result.busy_s, result.present_s)},
-        {"workers_left_out", joined - std::min(joined, kWorkersListed)}}},
+        {"workers_left_out", machines_joined - std::min(machines_joined, kWorkersListed)}}},
       {"recovery",
        {{"count", result.recoveries_s.size()},
         {"seconds_median", learner::quantile(result.recoveries_s, 0.5)},
@@ -187,19 +191,21 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
 
 namespace {
 
-std::string number(const json& value, const char* format) {
+std::string number_or_dash(const json& value, const char* format) {
   return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "-";
 }
-std::string bytes(const json& value) {
+std::string bytes_or_dash(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
 }
-std::string duration(const json& value) { return value.is_number() ? to_text(from_seconds(value.get<double>())) : "-"; }
-std::string percent(const json& value) {
+std::string duration_or_dash(const json& value) {
+  return value.is_number() ? to_text(from_seconds(value.get<double>())) : "-";
+}
+std::string percent_or_dash(const json& value) {
   return value.is_number() ? fmt::format("{:.1f} %", 100 * value.get<double>()) : "-";
 }
 
 // The shares of the youngest ages: "0: 60 %  1: 40 %".
-std::string histogram(const json& ages) {
+std::string histogram_text(const json& ages) {
   constexpr std::size_t kAgesShown = 5;
   std::vector<std::pair<std::uint64_t, double>> by_age;
   double total = 0;
@@ -228,46 +234,53 @@ std::string sim_run_table(const json& report) {
   };
   out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", report.at("run").get<std::string>(),
                      report.at("steps").get<std::uint64_t>(), report.at("steps_planned").get<std::uint64_t>(),
-                     duration(report.at("wall_seconds")), report.at("ended").get<std::string>());
-  line("learner", fmt::format("idle {}, {} after the first step", percent(learner.at("idle_fraction")),
-                              percent(simulation.at("idle_fraction_after_first_step"))));
-  line("", fmt::format("step {}, training {}", duration(learner.at("step_seconds_median")),
-                       duration(learner.at("train_seconds_median"))));
-  line("cost", fmt::format("${} ({} fleet, {} learner)", number(cost.at("usd_total"), "{:.2f}"),
-                           number(cost.at("usd_fleet"), "{:.2f}"), number(cost.at("usd_learner"), "{:.2f}")));
-  line("", fmt::format("rent ${}, traffic ${}", number(simulation.at("cost").at("usd_rent"), "{:.2f}"),
-                       number(simulation.at("cost").at("usd_traffic"), "{:.2f}")));
-  line("", fmt::format("${} per 1000 rollouts, plan ${}/h", number(cost.at("usd_per_1k_rollouts"), "{:.4f}"),
-                       number(cost.at("plan_usd_per_hour"), "{:.2f}")));
+                     duration_or_dash(report.at("wall_seconds")), report.at("ended").get<std::string>());
+  line("learner", fmt::format("idle {}, {} after the first step", percent_or_dash(learner.at("idle_fraction")),
+                              percent_or_dash(simulation.at("idle_fraction_after_first_step"))));
+  if (simulation.at("idle_fraction_predicted").is_number())
+    line("", fmt::format("predicted {}", percent_or_dash(simulation.at("idle_fraction_predicted"))));
+  line("", fmt::format("step {}, training {}", duration_or_dash(learner.at("step_seconds_median")),
+                       duration_or_dash(learner.at("train_seconds_median"))));
+  line("cost",
+       fmt::format("${} ({} fleet, {} learner)", number_or_dash(cost.at("usd_total"), "{:.2f}"),
+                   number_or_dash(cost.at("usd_fleet"), "{:.2f}"), number_or_dash(cost.at("usd_learner"), "{:.2f}")));
+  line("", fmt::format("rent ${}, traffic ${}", number_or_dash(simulation.at("cost").at("usd_rent"), "{:.2f}"),
+                       number_or_dash(simulation.at("cost").at("usd_traffic"), "{:.2f}")));
+  line("", fmt::format("${} per 1000 rollouts, plan ${}/h", number_or_dash(cost.at("usd_per_1k_rollouts"), "{:.4f}"),
+                       number_or_dash(cost.at("plan_usd_per_hour"), "{:.2f}")));
   line("fleet", fmt::format("planned {}, started {}, at most {}", fleet.at("workers_planned").get<std::uint64_t>(),
                             fleet.at("workers_started").get<std::uint64_t>(),
                             simulation.at("fleet").at("workers_most").get<std::uint64_t>()));
   line("", fmt::format("lost {}, replaced {}; busy {}", fleet.at("workers_lost").get<std::uint64_t>(),
                        fleet.at("workers_replaced").get<std::uint64_t>(),
-                       percent(simulation.at("fleet").at("busy_fraction"))));
+                       percent_or_dash(simulation.at("fleet").at("busy_fraction"))));
   if (simulation.at("recovery").at("count").get<std::uint64_t>() > 0)
     line("recovery",
          fmt::format("{} times; median {}, p95 {}", simulation.at("recovery").at("count").get<std::uint64_t>(),
-                     duration(simulation.at("recovery").at("seconds_median")),
-                     duration(simulation.at("recovery").at("seconds_p95"))));
-  line("rollouts/s", fmt::format("needed {}, rented {}, trained {}", number(plan.at("target_rollouts_per_s"), "{:.4g}"),
-                                 number(plan.at("provisioned_rollouts_per_s"), "{:.4g}"),
-                                 number(plan.at("measured_rollouts_per_s"), "{:.4g}")));
-  line("staleness", fmt::format("mean {}, p95 {}, max {} of {}", number(staleness.at("mean"), "{:.2f}"),
-                                number(staleness.at("p95"), "{:.0f}"), number(staleness.at("max"), "{:.0f}"),
-                                staleness.at("budget").get<std::uint64_t>()));
+                     duration_or_dash(simulation.at("recovery").at("seconds_median")),
+                     duration_or_dash(simulation.at("recovery").at("seconds_p95"))));
+  line("rollouts/s",
+       fmt::format("needed {}, rented {}, trained {}", number_or_dash(plan.at("target_rollouts_per_s"), "{:.4g}"),
+                   number_or_dash(plan.at("provisioned_rollouts_per_s"), "{:.4g}"),
+                   number_or_dash(plan.at("measured_rollouts_per_s"), "{:.4g}")));
+  line("staleness",
+       fmt::format("mean {}, p95 {}, max {} of {}", number_or_dash(staleness.at("mean"), "{:.2f}"),
+                   number_or_dash(staleness.at("p95"), "{:.0f}"), number_or_dash(staleness.at("max"), "{:.0f}"),
+                   staleness.at("budget").get<std::uint64_t>()));
   if (const std::string bound = learner::bound_text(staleness); !bound.empty()) line("", bound);
-  line("  in flight", histogram(simulation.at("staleness").at("in_flight")));
-  line("  in queue", histogram(simulation.at("staleness").at("in_queue")));
+  line("  in flight", histogram_text(simulation.at("staleness").at("in_flight")));
+  line("  in queue", histogram_text(simulation.at("staleness").at("in_queue")));
   line("discarded", fmt::format("{} too late, {} never finished", staleness.at("rejected").get<std::uint64_t>(),
                                 simulation.at("rollouts_unfinished").get<std::uint64_t>()));
-  line("broadcast", fmt::format("{}, delta {}, full {}", broadcast.at("publications").get<std::uint64_t>(),
-                                bytes(broadcast.at("delta_bytes_mean")), bytes(broadcast.at("full_bytes"))));
-  line("", fmt::format("T_b {}, p95 {}; bound {}", duration(broadcast.at("t_b_seconds_median")),
-                       duration(broadcast.at("t_b_seconds_p95")), duration(broadcast.at("lower_bound_seconds"))));
-  line("", fmt::format("the learner sent {}", bytes(broadcast.at("learner_bytes_sent"))));
+  line("broadcast",
+       fmt::format("{}, delta {}, full {}", broadcast.at("publications").get<std::uint64_t>(),
+                   bytes_or_dash(broadcast.at("delta_bytes_mean")), bytes_or_dash(broadcast.at("full_bytes"))));
+  line("", fmt::format("T_b {}, p95 {}; bound {}", duration_or_dash(broadcast.at("t_b_seconds_median")),
+                       duration_or_dash(broadcast.at("t_b_seconds_p95")),
+                       duration_or_dash(broadcast.at("lower_bound_seconds"))));
+  line("", fmt::format("the learner sent {}", bytes_or_dash(broadcast.at("learner_bytes_sent"))));
   if (simulation.at("crossing_bytes_sent").get<std::uint64_t>() > 0)
-    line("", fmt::format("{} sent between regions", bytes(simulation.at("crossing_bytes_sent"))));
+    line("", fmt::format("{} sent between regions", bytes_or_dash(simulation.at("crossing_bytes_sent"))));
   for (const auto& [name, region] : simulation.at("regions").items())
     line("  " + name.substr(0, 10),
          fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),

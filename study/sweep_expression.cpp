@@ -10,6 +10,8 @@
 namespace echoline::study {
 namespace {
 
+constexpr std::string_view kNoOperation = "";  // of errors; the caller knows what it was parsing
+
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
@@ -21,8 +23,8 @@ class ExpressionParser {
 
   Result<Expression> parse() {
     if (text_.size() > kExpressionBytesMax)
-      return fail(Code::kInvalid, "", "expected an expression of at most {} bytes, found {}", kExpressionBytesMax,
-                  text_.size());
+      return fail(Code::kInvalid, kNoOperation, "expected an expression of at most {} bytes, found {}",
+                  kExpressionBytesMax, text_.size());
     ECHO_TRY(parse_sum(0));
     if (!at_end()) return expected_error("an operator or the end");
     return std::move(expression_);
@@ -46,17 +48,17 @@ class ExpressionParser {
     return true;
   }
   Error expected_error(std::string_view what) {
-    return fail(Code::kInvalid, "", "expected {} in '{}', found {}", what, printable(text_, 80),
+    return fail(Code::kInvalid, kNoOperation, "expected {} in '{}', found {}", what, printable(text_, 80),
                 at_end() ? "its end" : fmt::format("'{}'", printable(text_.substr(position_), 40)));
   }
   // Appends a step. Operands are appended before their operator, so that a stack evaluates the steps in order.
-  void emit(Kind kind, double number = 0, std::size_t count = 0) {
-    expression_.steps_.push_back({kind, number, count});
+  void emit(Kind kind, double number = 0, std::size_t argument = 0) {
+    expression_.steps_.push_back({kind, number, argument});
   }
 
   Status parse_sum(int depth) {
     if (depth > kExpressionDepthMax)
-      return fail(Code::kInvalid, "", "expected at most {} levels of brackets", kExpressionDepthMax);
+      return fail(Code::kInvalid, kNoOperation, "expected at most {} levels of brackets", kExpressionDepthMax);
     ECHO_TRY(parse_product(depth));
     for (;;) {
       const bool add = consume('+');
@@ -95,6 +97,7 @@ class ExpressionParser {
     return expected_error("a number or a name");
   }
 
+  // Takes digits, points and one exponent with its sign. from_chars() then checks their order.
   Status parse_number() {
     std::string digits;
     std::size_t end = position_;
@@ -163,27 +166,27 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
     if (step.kind == Kind::kNumber) {
       stack.push_back(step.number);
     } else if (step.kind == Kind::kName) {
-      const std::string& name = names_[step.count];
+      const std::string& name = names_[step.argument];
       const auto number = number_of(name);
-      if (!number) return fail(Code::kInvalid, "", "'{}' has no value that is a number", name);
+      if (!number) return fail(Code::kInvalid, kNoOperation, "'{}' has no value that is a number", name);
       stack.push_back(*number);
     } else if (step.kind == Kind::kNegate) {
       stack.push_back(-pop());
     } else if (step.kind == Kind::kMin || step.kind == Kind::kMax) {
       double extreme = pop();
-      for (std::size_t i = 1; i < step.count; ++i)
+      for (std::size_t i = 1; i < step.argument; ++i)
         extreme = step.kind == Kind::kMin ? std::min(extreme, pop()) : std::max(extreme, pop());
       stack.push_back(extreme);
     } else {
       const double right = pop(), left = pop();
-      if (step.kind == Kind::kDivide && right == 0) return fail(Code::kInvalid, "", "division by zero");
+      if (step.kind == Kind::kDivide && right == 0) return fail(Code::kInvalid, kNoOperation, "division by zero");
       stack.push_back(step.kind == Kind::kAdd        ? left + right
                       : step.kind == Kind::kSubtract ? left - right
                       : step.kind == Kind::kMultiply ? left * right
                                                      : left / right);
     }
   }
-  if (!std::isfinite(stack.back())) return fail(Code::kInvalid, "", "the result is too large");
+  if (!std::isfinite(stack.back())) return fail(Code::kInvalid, kNoOperation, "the result is too large");
   return stack.back();
 }
 

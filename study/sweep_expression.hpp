@@ -30,8 +30,8 @@ class Expression {
   enum class Kind { kNumber, kName, kAdd, kSubtract, kMultiply, kDivide, kNegate, kMin, kMax };
   struct Step {
     Kind kind;
-    double number = 0;      // only of kNumber
-    std::size_t count = 0;  // kName: the index of the name; kMin and kMax: the number of values
+    double number = 0;         // only of kNumber
+    std::size_t argument = 0;  // kName: the index of the name; kMin and kMax: the number of values
   };
   std::vector<Step> steps_;  // in the order of evaluation, operands first
   std::vector<std::string> names_;

@@ -35,7 +35,7 @@ Status check_key(std::string_view key) {
 }
 
 // One value as written and as parsed.
-struct Item {
+struct ParsedValue {
   std::string text;                 // used unchanged if `numbers` is empty
   std::vector<Expression> numbers;  // one, or both ends of a range
 };
@@ -44,14 +44,14 @@ struct Item {
 using NumberLookup = std::function<std::optional<double>(const std::string&)>;
 
 // Parses the text of one value.
-class ItemParser {
+class ValueParser {
  public:
-  ItemParser(const std::vector<std::string>& keys, const NumberLookup& file_number)
+  ValueParser(const std::vector<std::string>& keys, const NumberLookup& file_number)
       : keys_(keys), file_number_(file_number) {}
 
-  Result<Item> parse(std::string_view text) const {
+  Result<ParsedValue> parse(std::string_view text) const {
     text = trimmed(text);
-    Item item = literal(text);
+    ParsedValue item = literal(text);
     if (text.empty()) return fail(Code::kInvalid, "", "a value is missing");
     const bool is_quoted_or_list = std::string_view("[{\"'").find(text.front()) != std::string_view::npos;
     if (is_quoted_or_list) return item;
@@ -61,7 +61,7 @@ class ItemParser {
     for (const std::string_view end : ends) {
       auto number = Expression::parse(end);
       if (!number) {
-        if (ends.size() == 1 && names_a_key(end)) return std::move(number).error();
+        if (ends.size() == 1 && mentions_swept_key(end)) return std::move(number).error();
         return literal(text);
       }
       std::vector<std::string> unknown;
@@ -81,13 +81,13 @@ class ItemParser {
   }
 
  private:
-  static Item literal(std::string_view text) { return {.text = std::string(text), .numbers = {}}; }
+  static ParsedValue literal(std::string_view text) { return {.text = std::string(text), .numbers = {}}; }
   bool is_swept(const std::string& name) const {
     return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
   }
   bool is_known(const std::string& name) const { return is_swept(name) || file_number_(full_key(name)).has_value(); }
   // Whether the text contains an operator and the name of a swept key, so that it is a faulty expression.
-  bool names_a_key(std::string_view text) const {
+  bool mentions_swept_key(std::string_view text) const {
     if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
     const auto is_word_char = [](char c) {
       return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.';
@@ -108,7 +108,7 @@ class ItemParser {
 // One key of a combination, before evaluation.
 struct Assignment {
   std::string key;
-  const Item* item;
+  const ParsedValue* item;
   const std::string* axis_source;  // where the user gave its axis
 };
 
@@ -130,7 +130,7 @@ class Enumeration {
     for (const Assignment& a : assignments_)
       if (next == nullptr && !values_.contains(a.key) && is_ready(a)) next = &a;
     if (next == nullptr) return cycle_error();
-    const Item& item = *next->item;
+    const ParsedValue& item = *next->item;
     if (item.numbers.empty()) return enumerate_with(*next, {.text = item.text, .written = item.text});
     ECHO_ASSIGN(const double first, evaluate(*next, item.numbers.front()));
     if (item.numbers.size() == 1) return enumerate_with(*next, {.text = number_text(first), .written = item.text});
@@ -278,12 +278,12 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
   const std::vector<std::string> keys = swept_keys(axes);
   if (keys.size() > kSweptKeysMax)
     return fail(Code::kInvalid, "sweep", "expected at most {} swept keys, found {}", kSweptKeysMax, keys.size());
-  const ItemParser item_parser(keys, file_number);
-  std::vector<std::vector<std::vector<std::pair<std::string, Item>>>> items;  // by axis, point, key
+  const ValueParser value_parser(keys, file_number);
+  std::vector<std::vector<std::vector<std::pair<std::string, ParsedValue>>>> parsed_values;  // by axis, point, key
   std::map<std::string, const SweepAxis*> axis_of;
   std::size_t combinations = 1;
   for (const SweepAxis& axis : axes) {
-    auto& points = items.emplace_back();
+    auto& points = parsed_values.emplace_back();
     if (axis.points.empty()) return fail(Code::kInvalid, "", "{}: expected at least one value", axis.source);
     combinations *= axis.points.size();
     if (combinations > kSweepCellsMax)
@@ -298,7 +298,7 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
         const auto is_key = [&name = key](const auto& each) { return each.first == name; };
         if (std::any_of(points.back().begin(), points.back().end(), is_key))
           return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.source, key);
-        auto item = item_parser.parse(text);
+        auto item = value_parser.parse(text);
         if (!item) return fail(Code::kInvalid, "", "{}: {}", axis.source, item.error().detail);
         points.back().emplace_back(key, std::move(*item));
       }
@@ -317,13 +317,13 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
     return ok();
   };
   std::size_t calls = 0;
-  for (std::size_t c = 0; c < combinations; ++c) {
+  for (std::size_t combination = 0; combination < combinations; ++combination) {
     std::vector<Assignment> assignments;
-    // Splits the number c into one index for each axis; the last axis changes fastest.
-    std::size_t remainder = c, stride = combinations;
+    // Splits the number into one index for each axis; the last axis changes fastest.
+    std::size_t remainder = combination, stride = combinations;
     for (std::size_t a = 0; a < axes.size(); ++a) {
-      stride /= items[a].size();
-      for (const auto& [key, item] : items[a][remainder / stride])
+      stride /= parsed_values[a].size();
+      for (const auto& [key, item] : parsed_values[a][remainder / stride])
         assignments.push_back({.key = key, .item = &item, .axis_source = &axes[a].source});
       remainder %= stride;
     }

@@ -15,6 +15,7 @@ constexpr std::size_t kSeriesMax = 24;  // of a plot; further ones are left out
 
 std::string value_of(const SweepCell& cell, const std::string& key) { return cell.value(key).value_or("-"); }
 
+// A value such as "1/4" is a number too.
 std::optional<double> number_of(const std::string& text) {
   const auto expression = Expression::parse(text);
   if (!expression || !expression->names().empty()) return std::nullopt;
@@ -64,8 +65,9 @@ Axis axis_of(const SweepResults& results) {
   return axis;
 }
 
-// The names of a cell's lines: all keys but that of the axis, as written, so that "kappa=S-1" is one line.
-std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
+// The names of the series that a cell belongs to: its keys and values, without the key of the axis. Values are taken as
+// written: "kappa=S-1" is one series, although its number differs by cell.
+std::vector<std::string> series_names(const Axis& axis, const SweepRow& row) {
   std::vector<std::string> names;
   for (const KeyValues& spelling : row.cell->written) {
     std::string name;
@@ -90,27 +92,27 @@ PlotPoint point_of(const SweepRow& row, const Estimate& y, double x) {
   return point;
 }
 
-std::string caption(const Measure& m) {
-  return m.title == m.meaning ? m.title : fmt::format("{} ({})", m.title, m.meaning);
+std::string caption(const Measure& measure) {
+  return measure.title == measure.meaning ? measure.title : fmt::format("{} ({})", measure.title, measure.meaning);
 }
 
-Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) {
-  Plot plot{.title = caption(results.measures[m]),
+Plot measure_plot(const SweepResults& results, std::size_t measure_index, const Axis& axis) {
+  Plot plot{.title = caption(results.measures[measure_index]),
             .x_title = axis.title,
-            .y_title = results.measures[m].title,
+            .y_title = results.measures[measure_index].title,
             .categories = axis.categories,
             .series = {}};
-  for (std::size_t r = 0; r < results.rows.size(); ++r) {
-    const SweepRow& row = results.rows[r];
-    if (!row.estimates[m]) continue;
-    for (const std::string& name : lines_of(axis, row)) {
-      auto it =
-          std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
+  for (std::size_t row_index = 0; row_index < results.rows.size(); ++row_index) {
+    const SweepRow& row = results.rows[row_index];
+    if (!row.estimates[measure_index]) continue;
+    for (const std::string& name : series_names(axis, row)) {
+      auto it = std::find_if(plot.series.begin(), plot.series.end(),
+                             [&](const PlotSeries& candidate) { return candidate.name == name; });
       if (it == plot.series.end()) {
         if (plot.series.size() == kSeriesMax) continue;
         it = plot.series.insert(it, PlotSeries{.name = name, .points = {}, .connect_points = true});
       }
-      it->points.push_back(point_of(row, *row.estimates[m], axis.x[r]));
+      it->points.push_back(point_of(row, *row.estimates[measure_index], axis.x[row_index]));
     }
   }
   for (PlotSeries& series : plot.series)
@@ -119,11 +121,11 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
   return plot;
 }
 
-// The cells by two measures of which less is better. A line connects the cells of the Pareto front.
+// Plots the cells by two measures, both better if smaller. A line connects the cells of the Pareto front.
 Plot pareto_plot(const SweepResults& results) {
   const auto index_of = [&](const std::string& field) {
     return static_cast<std::size_t>(std::find_if(results.measures.begin(), results.measures.end(),
-                                                 [&](const Measure& m) { return m.field == field; }) -
+                                                 [&](const Measure& measure) { return measure.field == field; }) -
                                     results.measures.begin());
   };
   const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
@@ -134,10 +136,10 @@ Plot pareto_plot(const SweepResults& results) {
   plot.y_title = results.measures[y].title;
   plot.series.push_back({.name = "not beaten", .points = {}, .connect_points = true});
   plot.series.push_back({.name = "the others", .points = {}, .connect_points = false});
-  for (std::size_t r = 0; r < results.rows.size(); ++r) {
-    const SweepRow& row = results.rows[r];
+  for (std::size_t row_index = 0; row_index < results.rows.size(); ++row_index) {
+    const SweepRow& row = results.rows[row_index];
     if (!row.estimates[x] || !row.estimates[y]) continue;
-    const bool is_unbeaten = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
+    const bool is_unbeaten = std::find(results.pareto.begin(), results.pareto.end(), row_index) != results.pareto.end();
     plot.series[is_unbeaten ? 0 : 1].points.push_back(point_of(row, *row.estimates[y], row.estimates[x]->mean));
   }
   auto& line = plot.series.front().points;
@@ -149,16 +151,16 @@ void add_table(Page& page, const SweepResults& results) {
   std::vector<std::string> titles;
   for (const std::string& key : results.plan->keys) titles.push_back(short_key(key));
   titles.emplace_back("runs");
-  for (const Measure& m : results.measures) titles.push_back(m.title);
+  for (const Measure& measure : results.measures) titles.push_back(measure.title);
   std::vector<std::vector<PageCell>> rows;
   for (const SweepRow& row : results.rows) {
     auto& cells = rows.emplace_back();
-    const auto add_number = [&](std::string text) {
+    const auto add_right_aligned = [&](std::string text) {
       cells.push_back({.text = std::move(text), .link = "", .is_number = true});
     };
-    for (const std::string& key : results.plan->keys) add_number(value_of(*row.cell, key));
-    add_number(fmt::format("{} of {}", row.runs_done(), row.outcomes.size()));
-    for (const auto& e : row.estimates) add_number(e ? estimate_text(*e) : "-");
+    for (const std::string& key : results.plan->keys) add_right_aligned(value_of(*row.cell, key));
+    add_right_aligned(fmt::format("{} of {}", row.runs_done(), row.outcomes.size()));
+    for (const auto& estimate : row.estimates) add_right_aligned(estimate ? estimate_text(*estimate) : "-");
   }
   page.heading("Cells");
   page.table(titles, rows);
@@ -206,7 +208,8 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
   const Axis axis = axis_of(results);
   std::vector<Plot> plots;
   if (!results.pareto.empty()) plots.push_back(pareto_plot(results));
-  for (std::size_t m = 0; m < results.measures.size(); ++m) plots.push_back(measure_plot(results, m, axis));
+  for (std::size_t index = 0; index < results.measures.size(); ++index)
+    plots.push_back(measure_plot(results, index, axis));
   page.plots(std::move(plots));
   add_table(page, results);
   add_runs(page, results);

@@ -49,7 +49,7 @@ const std::set<std::string>& path_keys() {
   return keys;
 }
 
-// The content of kSweepSourceFile for this file.
+// The content of kSweepSourceFile, which records the sweep's run file by its absolute path.
 std::string source_file_content(const std::filesystem::path& config) {
   return std::filesystem::absolute(config).lexically_normal().string() + "\n";
 }
@@ -141,7 +141,7 @@ std::optional<double> number_in_file(ConfigFile& file, std::string_view key) {
 // Problems of the cells. Each is reported once, with the first cell that has it.
 class Problems {
  public:
-  // The reader's "--set KEY: reason" is reported as "--over KEY=VALUE: reason".
+  // Rewrites the configuration parser's "--set KEY: reason" as "--over KEY=VALUE: reason", which the user has given.
   void add(const std::string& problems, const SweepCell& cell) {
     for (std::size_t start = 0; start < problems.size();) {
       const std::size_t end = std::min(problems.find('\n', start), problems.size());
@@ -160,7 +160,7 @@ class Problems {
     }
   }
 
-  // Returns the problems as one error. A problem that not all of the `total_cells` have names its first cell.
+  // Returns the problems as one error. A problem names its first cell, unless all `total_cells` cells have it.
   Status to_status(std::size_t total_cells) const {
     if (problems_.empty()) return ok();
     std::string text;
@@ -219,7 +219,7 @@ class Resolver {
         run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, arguments_.out / "cells"));
       }
-      run.folder = arguments_.out / "cells" / run.digest;
+      run.folder = arguments_.out / "cells" / run.digest;  // as run.folder and run.name of the configuration give it
       cell.runs.push_back(std::move(run));
     }
     return ok();
@@ -240,7 +240,7 @@ class Resolver {
   const SweepKind kind_;
 };
 
-constexpr std::size_t kFieldBytesMax = 200;  // of --measure
+constexpr std::size_t kFieldBytesMax = 200;  // longest field name that --measure accepts
 constexpr std::uint64_t kReportBytesMax = 256 << 20;
 
 Status check(const SweepPlan& plan) {

@@ -56,9 +56,9 @@ std::optional<double> number_at(const json& object, std::string_view path) {
 constexpr int kDecimalsMax = 9;
 
 // The number of decimals with which a number of this size has three significant digits.
-int decimals_of(double size) {
-  if (!(size > 0)) return 0;
-  return std::clamp(2 - static_cast<int>(std::floor(std::log10(size))), 0, kDecimalsMax);
+int decimals_of(double magnitude) {
+  if (!(magnitude > 0)) return 0;
+  return std::clamp(2 - static_cast<int>(std::floor(std::log10(magnitude))), 0, kDecimalsMax);
 }
 
 // The columns of a text on a terminal, if all its characters are one column wide.
@@ -96,13 +96,15 @@ std::string table_text(const std::vector<const Column*>& columns, std::size_t ro
     out += line + "\n";
   };
   add_line([](const Column& column) { return column.title; });
-  for (std::size_t r = 0; r < row_count; ++r) add_line([&](const Column& column) { return column.cells[r]; });
+  for (std::size_t row_index = 0; row_index < row_count; ++row_index)
+    add_line([&](const Column& column) { return column.cells[row_index]; });
   return out;
 }
 
 // The text as a field of a CSV file.
 std::string csv_field(const std::string& text) {
-  // A spreadsheet reads a text with such a start as a formula, unless it is a number or begins with an apostrophe.
+  // A spreadsheet reads a text that begins with = + - @ or a tab as a formula, unless it is a number. An apostrophe
+  // before it prevents that.
   const bool starts_like_formula =
       !text.empty() && std::string_view("=+-@\t").find(text.front()) != std::string_view::npos;
   const bool is_formula = starts_like_formula && !json::parse(text, nullptr, /*allow_exceptions=*/false).is_number();
@@ -117,16 +119,18 @@ std::string csv_field(const std::string& text) {
 void find_pareto_front(SweepResults& results) {
   const auto index_of = [&](std::string_view field) {
     const auto it = std::find_if(results.measures.begin(), results.measures.end(),
-                                 [&](const Measure& m) { return m.field == field; });
+                                 [&](const Measure& measure) { return measure.field == field; });
     return static_cast<std::size_t>(it - results.measures.begin());
   };
+  // Takes the first of these pairs that at least two rows have.
   for (const auto& [x, y] :
        {std::pair("wall_seconds", "cost.usd_total"), std::pair("wall_seconds", "learner.idle_fraction")}) {
     const std::size_t x_index = index_of(x), y_index = index_of(y);
     if (x_index == results.measures.size() || y_index == results.measures.size()) continue;
     std::vector<std::size_t> rows_with_both;
-    for (std::size_t r = 0; r < results.rows.size(); ++r)
-      if (results.rows[r].estimates[x_index] && results.rows[r].estimates[y_index]) rows_with_both.push_back(r);
+    for (std::size_t row_index = 0; row_index < results.rows.size(); ++row_index)
+      if (results.rows[row_index].estimates[x_index] && results.rows[row_index].estimates[y_index])
+        rows_with_both.push_back(row_index);
     if (rows_with_both.size() < 2) continue;
     // Less is better in both measures.
     const auto beats = [&](std::size_t a, std::size_t b) {
@@ -134,10 +138,10 @@ void find_pareto_front(SweepResults& results) {
       const double b_x = results.rows[b].estimates[x_index]->mean, b_y = results.rows[b].estimates[y_index]->mean;
       return a_x <= b_x && a_y <= b_y && (a_x < b_x || a_y < b_y);
     };
-    for (const std::size_t r : rows_with_both)
+    for (const std::size_t row_index : rows_with_both)
       if (std::none_of(rows_with_both.begin(), rows_with_both.end(),
-                       [&](std::size_t other) { return beats(other, r); }))
-        results.pareto.push_back(r);
+                       [&](std::size_t other) { return beats(other, row_index); }))
+        results.pareto.push_back(row_index);
     results.pareto_x = x;
     results.pareto_y = y;
     return;
@@ -159,6 +163,7 @@ std::string_view to_string(SweepEnd end) {
   return "";
 }
 
+// The values that a measure can have, inferred from its name. Intervals are cut to them.
 Range range_of(std::string_view field) {
   const auto has = [&](std::string_view word) { return field.find(word) != std::string_view::npos; };
   if (field.starts_with("reward.")) return {};
@@ -208,10 +213,10 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
   results.plan = &plan;
   std::vector<Measure> measures = standard_measures();
   for (const std::string& field : plan.measures)
-    if (std::none_of(measures.begin(), measures.end(), [&](const Measure& m) { return m.field == field; }))
+    if (std::none_of(measures.begin(), measures.end(), [&](const Measure& measure) { return measure.field == field; }))
       measures.push_back({.field = field, .title = field, .meaning = field});
   std::vector<bool> has_value(measures.size(), false);  // by measure: in at least one report
-  for (const SweepCell& cell : plan.cells) {
+  for (const SweepCell& cell : plan.cells) {  // a cell is one combination of settings, with a run for each seed
     SweepRow& row = results.rows.emplace_back();
     row.cell = &cell;
     row.values.resize(measures.size());
@@ -224,23 +229,23 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
       if (outcome.end == SweepEnd::kDone || outcome.end == SweepEnd::kCached)
         if (const auto text = read_file(run.folder / "report.json", 256 << 20))
           report = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-      for (std::size_t m = 0; m < measures.size(); ++m) {
-        row.values[m].push_back(measure_value(report, measures[m].field));
-        if (row.values[m].back()) has_value[m] = true;
+      for (std::size_t measure_index = 0; measure_index < measures.size(); ++measure_index) {
+        row.values[measure_index].push_back(measure_value(report, measures[measure_index].field));
+        if (row.values[measure_index].back()) has_value[measure_index] = true;
       }
     }
   }
-  for (std::size_t m = 0; m < measures.size(); ++m)
-    if (has_value[m]) results.measures.push_back(measures[m]);
+  for (std::size_t measure_index = 0; measure_index < measures.size(); ++measure_index)
+    if (has_value[measure_index]) results.measures.push_back(measures[measure_index]);
   for (SweepRow& row : results.rows) {
     std::vector<std::vector<std::optional<double>>> kept_values;
-    for (std::size_t m = 0; m < measures.size(); ++m) {
-      if (!has_value[m]) continue;
+    for (std::size_t measure_index = 0; measure_index < measures.size(); ++measure_index) {
+      if (!has_value[measure_index]) continue;
       std::vector<double> values;
-      for (const auto& value : row.values[m])
+      for (const auto& value : row.values[measure_index])
         if (value) values.push_back(*value);
-      row.estimates.push_back(estimate(values, range_of(measures[m].field)));
-      kept_values.push_back(std::move(row.values[m]));
+      row.estimates.push_back(estimate(values, range_of(measures[measure_index].field)));
+      kept_values.push_back(std::move(row.values[measure_index]));
     }
     row.values = std::move(kept_values);
   }
@@ -248,26 +253,28 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
   return results;
 }
 
-std::string estimate_text(const Estimate& e) {
-  const double size = std::abs(e.mean);
-  const double below = e.interval ? e.mean - e.interval->low : 0, above = e.interval ? e.interval->high - e.mean : 0;
+std::string estimate_text(const Estimate& estimate) {
+  const double magnitude = std::abs(estimate.mean);
+  const double below = estimate.interval ? estimate.mean - estimate.interval->low : 0,
+               above = estimate.interval ? estimate.interval->high - estimate.mean : 0;
   const double half_width = std::max(below, above);
   // An interval that the range limits is not symmetric, so both of its ends are shown.
-  const bool is_limited = std::abs(above - below) > 1e-6 * half_width + 1e-12 * size;
-  const bool needs_exponent = size >= 1e7 || (size > 0 && size < 1e-6);
+  const bool is_limited = std::abs(above - below) > 1e-6 * half_width + 1e-12 * magnitude;
+  const bool needs_exponent = magnitude >= 1e7 || (magnitude > 0 && magnitude < 1e-6);
   if (needs_exponent) {
-    if (!e.interval) return fmt::format("{:.3g}", e.mean);
-    return is_limited ? fmt::format("{:.3g} ({:.2g} to {:.2g})", e.mean, e.interval->low, e.interval->high)
-                      : fmt::format("{:.3g} ± {:.2g}", e.mean, half_width);
+    if (!estimate.interval) return fmt::format("{:.3g}", estimate.mean);
+    return is_limited ? fmt::format("{:.3g} ({:.2g} to {:.2g})", estimate.mean, estimate.interval->low,
+                                    estimate.interval->high)
+                      : fmt::format("{:.3g} ± {:.2g}", estimate.mean, half_width);
   }
-  int decimals = decimals_of(size);
-  if (!e.interval) return fmt::format("{:.{}f}", e.mean, decimals);
+  int decimals = decimals_of(magnitude);
+  if (!estimate.interval) return fmt::format("{:.{}f}", estimate.mean, decimals);
   // Two significant digits of the interval, unless it is so narrow that it is rounding error.
-  if (half_width > 1e-9 * size) decimals = std::max(0, std::min(kDecimalsMax, decimals_of(half_width) - 1));
+  if (half_width > 1e-9 * magnitude) decimals = std::max(0, std::min(kDecimalsMax, decimals_of(half_width) - 1));
   if (is_limited)
-    return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", e.mean, decimals, e.interval->low, decimals, e.interval->high,
-                       decimals);
-  return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, half_width, decimals);
+    return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", estimate.mean, decimals, estimate.interval->low, decimals,
+                       estimate.interval->high, decimals);
+  return fmt::format("{:.{}f} ± {:.{}f}", estimate.mean, decimals, half_width, decimals);
 }
 
 std::string to_table(const SweepResults& results, std::size_t columns) {
@@ -296,11 +303,11 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
                                : fmt::format("{} of {}", row.runs_done(), row.outcomes.size()));
     keys.push_back(std::move(runs));
   }
-  for (std::size_t m = 0; m < results.measures.size(); ++m) {
+  for (std::size_t measure_index = 0; measure_index < results.measures.size(); ++measure_index) {
     Column column;
-    column.title = results.measures[m].title;
+    column.title = results.measures[measure_index].title;
     for (const SweepRow& row : results.rows)
-      column.cells.push_back(row.estimates[m] ? estimate_text(*row.estimates[m]) : "-");
+      column.cells.push_back(row.estimates[measure_index] ? estimate_text(*row.estimates[measure_index]) : "-");
     measures.push_back(std::move(column));
   }
   std::size_t key_width = 0;
@@ -335,20 +342,20 @@ std::string to_csv(const SweepResults& results) {
   for (const std::string& key : results.plan->keys) add(key);
   add("runs");
   add("runs_done");
-  for (const Measure& m : results.measures) {
-    add(m.field);
-    add(m.field + ".low");
-    add(m.field + ".high");
+  for (const Measure& measure : results.measures) {
+    add(measure.field);
+    add(measure.field + ".low");
+    add(measure.field + ".high");
   }
   end_line();
   for (const SweepRow& row : results.rows) {
     for (const std::string& key : results.plan->keys) add(row.cell->value(key).value_or(""));
     add(std::to_string(row.outcomes.size()));
     add(std::to_string(row.runs_done()));
-    for (const auto& e : row.estimates) {
-      add(e ? fmt::format("{}", e->mean) : "");
-      add(e && e->interval ? fmt::format("{}", e->interval->low) : "");
-      add(e && e->interval ? fmt::format("{}", e->interval->high) : "");
+    for (const auto& estimate : row.estimates) {
+      add(estimate ? fmt::format("{}", estimate->mean) : "");
+      add(estimate && estimate->interval ? fmt::format("{}", estimate->interval->low) : "");
+      add(estimate && estimate->interval ? fmt::format("{}", estimate->interval->high) : "");
     }
     end_line();
   }
@@ -364,8 +371,8 @@ nlohmann::json to_json(const SweepResults& results) {
   out["keys"] = plan.keys;
   out["seeds"] = plan.seeds;
   out["measures"] = json::array();
-  for (const Measure& m : results.measures)
-    out["measures"].push_back({{"field", m.field}, {"title", m.title}, {"meaning", m.meaning}});
+  for (const Measure& measure : results.measures)
+    out["measures"].push_back({{"field", measure.field}, {"title", measure.title}, {"meaning", measure.meaning}});
   out["cells"] = json::array();
   std::size_t failed = 0, not_run = 0;
   for (const SweepRow& row : results.rows) {
@@ -383,20 +390,22 @@ nlohmann::json to_json(const SweepResults& results) {
       if (outcome.end == SweepEnd::kFailed) entry["why"] = outcome.why;
       if (!outcome.log.empty()) entry["log"] = outcome.log.string();
       entry["measures"] = json::object();
-      for (std::size_t m = 0; m < results.measures.size(); ++m)
-        if (row.values[m][i]) entry["measures"][results.measures[m].field] = *row.values[m][i];
+      for (std::size_t measure_index = 0; measure_index < results.measures.size(); ++measure_index)
+        if (row.values[measure_index][i])
+          entry["measures"][results.measures[measure_index].field] = *row.values[measure_index][i];
       cell["runs"].push_back(std::move(entry));
       failed += outcome.end == SweepEnd::kFailed;
       not_run += outcome.end == SweepEnd::kNotRun;
     }
     cell["measures"] = json::object();
-    for (std::size_t m = 0; m < results.measures.size(); ++m) {
-      const auto& e = row.estimates[m];
-      if (!e) continue;
-      cell["measures"][results.measures[m].field] = {{"mean", e->mean},
-                                                     {"low", e->interval ? json(e->interval->low) : json(nullptr)},
-                                                     {"high", e->interval ? json(e->interval->high) : json(nullptr)},
-                                                     {"n", e->n}};
+    for (std::size_t measure_index = 0; measure_index < results.measures.size(); ++measure_index) {
+      const auto& estimate = row.estimates[measure_index];
+      if (!estimate) continue;
+      cell["measures"][results.measures[measure_index].field] = {
+          {"mean", estimate->mean},
+          {"low", estimate->interval ? json(estimate->interval->low) : json(nullptr)},
+          {"high", estimate->interval ? json(estimate->interval->high) : json(nullptr)},
+          {"n", estimate->n}};
     }
     out["cells"].push_back(std::move(cell));
   }

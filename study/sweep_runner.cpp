@@ -31,7 +31,7 @@ struct Close {
 };
 
 // A running process.
-struct Active {
+struct RunningProcess {
   const SweepCell* cell;
   const SweepRun* run;
   ChildProcess child;
@@ -44,7 +44,7 @@ struct Active {
   bool timed_out = false, killed = false;
 };
 
-struct Waiting {
+struct WaitingRun {
   const SweepCell* cell;
   const SweepRun* run;
 };
@@ -53,10 +53,10 @@ std::string name_of(const SweepCell& cell, const SweepRun& run) {
   return fmt::format("{} seed {}", cell.name(), run.seed);
 }
 
-std::string span_text(Duration d) {
-  const double s = seconds(d);
-  if (s < 120) return fmt::format("{:.0f} s", s);
-  return s < 7200 ? fmt::format("{:.0f} min", s / 60) : fmt::format("{:.1f} h", s / 3600);
+std::string span_text(Duration span) {
+  const double span_s = seconds(span);
+  if (span_s < 120) return fmt::format("{:.0f} s", span_s);
+  return span_s < 7200 ? fmt::format("{:.0f} min", span_s / 60) : fmt::format("{:.1f} h", span_s / 3600);
 }
 
 // Locks the folder against another sweep, as long as the returned descriptor lives.
@@ -90,8 +90,8 @@ class Runner {
         else
           waiting_.push_back({.cell = &cell, .run = &run});
       }
-    to_run_ = waiting_.size();
-    if (const std::size_t cached = outcomes_.size() - to_run_; cached > 0)
+    runs_to_do_ = waiting_.size();
+    if (const std::size_t cached = outcomes_.size() - runs_to_do_; cached > 0)
       options_.on_message(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
     sweep_started_at_ = clock_.now();
     while (!active_.empty() || (!waiting_.empty() && !stop_)) {
@@ -106,7 +106,7 @@ class Runner {
   Status start_waiting_runs() {
     const std::size_t waiting_count = waiting_.size();
     for (std::size_t i = 0; i < waiting_count && active_.size() < options_.jobs; ++i) {
-      const Waiting next = waiting_.front();
+      const WaitingRun next = waiting_.front();
       waiting_.pop_front();
       if (learner::is_running(next.run->folder) && clock_.now() - sweep_started_at_ < options_.lock_wait) {
         waiting_.push_back(next);  // a process of an earlier sweep still uses the folder, so other runs start first
@@ -117,7 +117,7 @@ class Runner {
     return ok();
   }
 
-  Status start(const Waiting& waiting) {
+  Status start(const WaitingRun& waiting) {
     const SweepRun& run = *waiting.run;
     ECHO_TRY(make_folders(run.folder));
     const std::filesystem::path config = run.folder / "config.yaml";
@@ -129,12 +129,12 @@ class Runner {
     auto child = ChildProcess::start(command(run, config));
     if (!child) return std::move(child).error();
     outcomes_[run.digest].log = log_path;
-    active_.push_back(std::make_unique<Active>(Active{.cell = waiting.cell,
-                                                      .run = waiting.run,
-                                                      .child = *std::move(child),
-                                                      .log = std::move(log),
-                                                      .log_path = log_path,
-                                                      .started_at = clock_.now()}));
+    active_.push_back(std::make_unique<RunningProcess>(RunningProcess{.cell = waiting.cell,
+                                                                      .run = waiting.run,
+                                                                      .child = *std::move(child),
+                                                                      .log = std::move(log),
+                                                                      .log_path = log_path,
+                                                                      .started_at = clock_.now()}));
     return ok();
   }
 
@@ -170,41 +170,44 @@ class Runner {
     std::erase(active_, nullptr);
   }
 
-  void end_if_overdue(Active& a) {
+  void end_if_overdue(RunningProcess& process) {
     const TimePoint now = clock_.now();
-    if (!a.end_requested_at && (stop_ || now - a.started_at >= options_.limit)) {
-      a.end_requested_at = now;
-      a.timed_out = !stop_;
-      a.child.signal(SIGTERM);
+    if (!process.end_requested_at && (stop_ || now - process.started_at >= options_.limit)) {
+      process.end_requested_at = now;
+      process.timed_out = !stop_;
+      process.child.signal(SIGTERM);
     }
-    if (a.end_requested_at && !a.killed && now - *a.end_requested_at >= options_.grace) {
-      a.killed = true;
-      a.child.signal(SIGKILL);
+    if (process.end_requested_at && !process.killed && now - *process.end_requested_at >= options_.grace) {
+      process.killed = true;
+      process.child.signal(SIGKILL);
     }
   }
 
-  void log(Active& a, const std::string& line) {
-    if (!line.empty()) a.last_line = line;
-    if (a.logged_bytes > kLogBytesMax) return;
-    a.logged_bytes += line.size() + 1;
-    fmt::print(a.log.get(), "{}\n", a.logged_bytes > kLogBytesMax ? "the log is too long: the rest is left out" : line);
-    std::fflush(a.log.get());
+  void log(RunningProcess& process, const std::string& line) {
+    if (!line.empty()) process.last_line = line;
+    if (process.logged_bytes > kLogBytesMax) return;
+    process.logged_bytes += line.size() + 1;
+    fmt::print(process.log.get(), "{}\n",
+               process.logged_bytes > kLogBytesMax ? "the log is too long: the rest is left out" : line);
+    std::fflush(process.log.get());
   }
 
-  void finish(Active& a, const ProcessEnd& end) {
-    SweepOutcome& outcome = outcomes_[a.run->digest];
-    const std::string name = name_of(*a.cell, *a.run);
-    if (is_complete(plan_.kind, a.run->folder)) {
+  void finish(RunningProcess& process, const ProcessEnd& end) {
+    SweepOutcome& outcome = outcomes_[process.run->digest];
+    const std::string name = name_of(*process.cell, *process.run);
+    if (is_complete(plan_.kind, process.run->folder)) {
       outcome.end = SweepEnd::kDone;
-      ++ended_;
-      options_.on_message(fmt::format("[{}/{}] {}: {}", ended_, to_run_, name, span_text(clock_.now() - a.started_at)));
+      ++runs_ended_;
+      options_.on_message(
+          fmt::format("[{}/{}] {}: {}", runs_ended_, runs_to_do_, name, span_text(clock_.now() - process.started_at)));
       return;
     }
-    if (a.end_requested_at && !a.timed_out) return;  // stopped by the user: the next sweep continues the run
-    ++ended_;
-    ++failed_;
+    if (process.end_requested_at && !process.timed_out)
+      return;  // stopped by the user: the next sweep continues the run
+    ++runs_ended_;
+    ++runs_failed_;
     outcome.end = SweepEnd::kFailed;
-    if (a.timed_out)
+    if (process.timed_out)
       outcome.why = fmt::format("not done within {}", span_text(options_.limit));
     else if (end.signal)
       outcome.why = fmt::format("ended by signal {} ({})", *end.signal, ::strsignal(*end.signal));
@@ -212,18 +215,18 @@ class Runner {
       outcome.why = "it wrote no report.json that says how it ended";
     else
       outcome.why = fmt::format("exit code {}", *end.status);
-    if (!a.last_line.empty() && !a.timed_out)
-      outcome.why += fmt::format(": {}", printable(a.last_line, kLastLineShown));
-    options_.on_message(
-        fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, to_run_, name, outcome.why, a.log_path.string()));
+    if (!process.last_line.empty() && !process.timed_out)
+      outcome.why += fmt::format(": {}", printable(process.last_line, kLastLineShown));
+    options_.on_message(fmt::format("[{}/{}] {}: failed: {}\n  log: {}", runs_ended_, runs_to_do_, name, outcome.why,
+                                    process.log_path.string()));
   }
 
   // Example: "2 of 12 done, 1 failed; S=3 kappa=1 seed 7, step 12 of 40; about 5 min left".
   std::string status_text() const {
-    std::string text = fmt::format("{} of {} done", ended_ - failed_, to_run_);
-    if (failed_ > 0) text += fmt::format(", {} failed", failed_);
+    std::string text = fmt::format("{} of {} done", runs_ended_ - runs_failed_, runs_to_do_);
+    if (runs_failed_ > 0) text += fmt::format(", {} failed", runs_failed_);
     if (active_.size() == 1) {
-      const Active& process = *active_.front();
+      const RunningProcess& process = *active_.front();
       text += fmt::format("; {}", name_of(*process.cell, *process.run));
       const auto status = learner::read_json_object(process.run->folder / "status.json");
       if (status && status->value("step", nlohmann::json()).is_number_unsigned() &&
@@ -235,9 +238,10 @@ class Runner {
     } else if (!waiting_.empty()) {
       text += "; waiting for runs that an earlier sweep left running";
     }
-    if (ended_ > 0 && ended_ < to_run_) {
-      const Duration time_per_run = (clock_.now() - sweep_started_at_) / static_cast<std::int64_t>(ended_);
-      text += fmt::format("; about {} left", span_text(time_per_run * static_cast<std::int64_t>(to_run_ - ended_)));
+    if (runs_ended_ > 0 && runs_ended_ < runs_to_do_) {
+      const Duration time_per_run = (clock_.now() - sweep_started_at_) / static_cast<std::int64_t>(runs_ended_);
+      text += fmt::format("; about {} left",
+                          span_text(time_per_run * static_cast<std::int64_t>(runs_to_do_ - runs_ended_)));
     }
     return text;
   }
@@ -247,10 +251,11 @@ class Runner {
   const Clock& clock_;
   const std::atomic<bool>& stop_;
   SweepOutcomes outcomes_;
-  std::deque<Waiting> waiting_;
-  std::vector<std::unique_ptr<Active>> active_;
+  std::deque<WaitingRun> waiting_;
+  std::vector<std::unique_ptr<RunningProcess>> active_;
   TimePoint sweep_started_at_{};
-  std::size_t to_run_ = 0, ended_ = 0, failed_ = 0;  // runs, without those of an earlier sweep; ended_ includes failed_
+  std::size_t runs_to_do_ = 0, runs_ended_ = 0,
+              runs_failed_ = 0;  // without those of an earlier sweep; runs_ended_ includes runs_failed_
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ struct Run {
   Run(Task described_task, WorkerId id, std::function<void()> wake)
       : task(std::move(described_task)), groups(task, id, std::move(wake)) {}
   Task task;
-  std::unique_ptr<Engine> engine;  // null until options.engine has made it
+  std::unique_ptr<Engine> engine;  // null until options.make_engine has made it
   Groups groups;
 };
 
@@ -46,14 +46,14 @@ class Agent {
     inbox_.close();
     node_->stop();
     if (!result) return result.error();
-    const Policies::Counts& installs = policies_.counts();
+    const InstallationQueue::Counts& installs = installations_.counts();
     return AgentReport{.rollouts = rollouts_,
                        .refused = refused_,
                        .versions = installs.installed,
                        .install_waits = installs.total_wait,
                        .install_times = installs.total_install_time,
                        .reason = stop_ && ending_.reason().empty() ? "asked to stop" : ending_.reason(),
-                       .in_order = ending_.ended_cleanly()};
+                       .ended_cleanly = ending_.ended_cleanly()};
   }
 
  private:
@@ -70,12 +70,13 @@ class Agent {
   Status run_loop() {
     while (!ending_.has_ended() && !(stop_ && may_leave_after_stop())) {
       ECHO_TRY(wait_for_event(next_wake()));
+      report_contact();
       check_invariants();
       if (ending_.has_ended() || !run_) continue;
       ECHO_TRY(install_policies());
       decode_arriving_parts();
       begin_groups();
-      for (Outcome& outcome : run_->engine->poll(kEngineSlice)) run_->groups.take(std::move(outcome));
+      for (Outcome& outcome : run_->engine->poll(kEngineSlice)) run_->groups.on_outcome(std::move(outcome));
       advance_groups();
       ECHO_TRY(run_->engine->status());
       submit_due_results();
@@ -85,10 +86,14 @@ class Agent {
     return ok();
   }
 
+  void report_contact() const {
+    if (options_.on_contact && asking_.is_joined()) options_.on_contact();
+  }
+
   void check_invariants() const {
     asking_.check();
     work_.check();
-    policies_.check();
+    installations_.check();
     vitals_.check();
     ending_.check();
   }
@@ -109,13 +114,13 @@ class Agent {
   // a stop request, a due result, the earliest request.
   TimePoint next_wake() const {
     const TimePoint now = clock_.now();
-    if (run_ && (run_->engine->inside() > 0 || work_.has_leases())) return now;
+    if (run_ && (run_->engine->sequences_in_progress() > 0 || work_.has_leases())) return now;
     const TimePoint wake = std::min(now + kStopCheckInterval, work_.next_due());
     if (asking_.earliest_request() > now) return std::max(now, std::min(wake, asking_.earliest_request()));
     return !stop_ && has_room() ? now : std::max(now, wake);
   }
 
-  // Takes one event, waiting until `deadline`, and all further events that are already queued.
+  // Handles one event, for which it waits until `deadline`, and all further events that are already queued.
   Status wait_for_event(TimePoint deadline) {
     const TimePoint now = clock_.now();
     const Duration wait = deadline > now ? deadline - now : Duration(0);
@@ -134,7 +139,7 @@ class Agent {
       log::info("joined as worker {} ({})", id_, options_.node.name);
       asking_.on_joined();
     } else if (auto* arrived = std::get_if<event::PolicyArrived>(&event)) {
-      policies_.add(std::move(arrived->publication), arrived->arrived_at);
+      installations_.add(std::move(arrived->publication), arrived->arrived_at);
     } else if (auto* message = std::get_if<event::Message>(&event)) {
       return handle_message(message->bytes);
     } else if (auto* away = std::get_if<event::Away>(&event)) {
@@ -145,7 +150,7 @@ class Agent {
       return_leases();
       work_.clear();
     } else if (auto* disconnected = std::get_if<event::Disconnected>(&event)) {
-      ending_.on_disconnected(disconnected->reason, disconnected->in_order);
+      ending_.on_disconnected(disconnected->reason, disconnected->cleanly);
       if (!run_) return fail(Code::kUnavailable, "join", "{}", disconnected->reason);
     }
     return ok();
@@ -160,9 +165,13 @@ class Agent {
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
-        ECHO_ASSIGN(run_->engine, options_.engine(run_->task, {.stop = &stop_,
-                                                               .on_wait = [this] { report_progress(); },
-                                                               .policy_waits = &inbox_.policy_waits()}));
+        ECHO_ASSIGN(run_->engine, options_.make_engine(run_->task, {.stop = &stop_,
+                                                                    .on_wait =
+                                                                        [this] {
+                                                                          report_contact();
+                                                                          report_progress();
+                                                                        },
+                                                                    .policy_waits = &inbox_.policy_waits()}));
         log::info("task '{}', model {}", run_->task.spec.adapter_name(), run_->task.model.summary());
         break;
       }
@@ -204,16 +213,16 @@ class Agent {
   // Installs all waiting policies. `on_new_policy` of the run decides about unfinished groups: they are finished first,
   // returned, or continued under the new policy.
   Status install_policies() {
-    if (policies_.empty()) return ok();
+    if (installations_.empty()) return ok();
     if (must_finish_groups_first() && (!run_->groups.empty() || work_.has_results())) return ok();
     if (run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_ABORT) return_leases();
-    while (!policies_.empty()) {
-      const overlay::Publication publication = policies_.begin_installation(clock_.now());
+    while (!installations_.empty()) {
+      const overlay::Publication publication = installations_.begin_installation(clock_.now());
       if (const Status installed = run_->engine->install(publication)) {
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
-        policies_.on_installed(clock_.now());
+        installations_.on_installed(clock_.now());
       } else {
-        policies_.on_failed();
+        installations_.on_failed();
         if (!stop_) {
           log::warn("{}", installed.error().message());
           node_->install_failed(publication.version, installed.error().message());
@@ -227,7 +236,7 @@ class Agent {
 
   // Whether a new policy must wait until the groups in progress are finished and submitted.
   bool must_finish_groups_first() const {
-    return !policies_.empty() && run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
+    return !installations_.empty() && run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
   }
 
   // Limit on rollouts leased or in progress. With a speed limit: the current group, and work for kAheadSeconds or at
@@ -239,7 +248,9 @@ class Agent {
     const auto ahead_rollouts = static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds);
     return std::min(engine_max, group_size + std::max(group_size, ahead_rollouts));
   }
+  // Rollouts of leases, of groups in progress and of results that are not submitted.
   std::size_t rollouts_under_way() const { return run_->groups.rollouts() + work_.rollouts(); }
+  // Whether the worker can take another group.
   bool has_room() const {
     return run_ && run_->engine->version() && run_->engine->can_take_work() && !must_finish_groups_first() &&
            rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
@@ -295,15 +306,15 @@ class Agent {
 
   void on_group_ended(Groups::Ended ended) {
     for (const std::uint64_t id : ended.abandoned) run_->engine->abort(id);
-    if (const auto* failed = std::get_if<schema::WorkFailed>(&ended.what)) return report_failure(*failed);
-    work_.add_result(ended.begun, std::move(std::get<schema::Submission>(ended.what)), clock_.now());
+    if (const auto* failed = std::get_if<schema::WorkFailed>(&ended.result)) return report_failure(*failed);
+    work_.add_result(ended.begun, std::move(std::get<schema::Submission>(ended.result)), clock_.now());
   }
 
   void submit_due_results() {
-    auto finished = work_.take_due(clock_.now());
+    auto finished = work_.take_due_result(clock_.now());
     if (!finished) return;
     vitals_.record_work(clock_.now(), /*has_work=*/true);
-    for (; finished; finished = work_.take_due(clock_.now())) {
+    for (; finished; finished = work_.take_due_result(clock_.now())) {
       vitals_.add_generated(finished->rollouts);
       const std::uint64_t lease = finished->submission.lease();
       schema::WorkerMessage message;
@@ -316,7 +327,7 @@ class Agent {
         report_failure(failed);
       }
     }
-    node_->set_heartbeat_payload(vitals_.report(policies_.counts(), clock_.now()).SerializeAsString());
+    node_->set_heartbeat_payload(vitals_.report(installations_.counts(), clock_.now()).SerializeAsString());
   }
 
   void report_progress() {
@@ -335,7 +346,8 @@ class Agent {
   }
 
   void send_to_learner(const schema::WorkerMessage& message) {
-    if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
+    if (const Status status = node_->send(message.SerializeAsString()); !status)
+      log::error("{}", status.error().message());
   }
 
   void report_failure(const schema::WorkFailed& failed) {
@@ -351,7 +363,7 @@ class Agent {
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
   std::unique_ptr<Run> run_;  // null until the learner has described the run
-  Policies policies_;
+  InstallationQueue installations_;
   WorkQueue work_;
   Asking asking_;
   Progress progress_;

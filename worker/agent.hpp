@@ -13,13 +13,15 @@
 
 namespace echoline::worker {
 
-// A machine with a speed limit requests the work of this time in advance, in addition to its current group.
+// A worker with a speed limit leases work for this time in advance, in addition to its current group.
 inline constexpr double kAheadSeconds = 0.25;
 
 struct AgentOptions {
   overlay::WorkerOptions node;               // the learner to join, and the worker's place in the overlay
   std::optional<double> rollouts_per_s_max;  // limit on the generation speed, to emulate a rented machine
-  EngineMaker engine;                        // worker/engines/make.hpp
+  EngineMaker make_engine;                   // worker/engines/make.hpp
+  // Called often while the worker's loop runs and the learner is in reach; may be empty. On the thread of run_agent().
+  std::function<void()> on_contact;
 };
 
 struct AgentReport {
@@ -29,12 +31,13 @@ struct AgentReport {
   // Sums over all installations: from the complete publication until its installation began, and from then until the
   // policy was in place and reported.
   Duration install_waits{}, install_times{};
-  std::string reason;    // why the worker ended
-  bool in_order = true;  // the run has ended, or the worker was asked to stop; false: it lost its learner for good
+  std::string reason;  // why the worker ended
+  // The run has ended, or the worker was asked to stop. False: it lost its learner for good.
+  bool ended_cleanly = true;
 };
 
 // Runs until the learner ends the run or is lost for good, or `stop` turns true (checked several times a second). On
-// `stop`, groups that cannot be finished soon are abandoned, and their leases return to the pool. Error: the worker
+// `stop`, groups that cannot be finished soon are abandoned, and their leases go to other workers. Error: the worker
 // never began to work.
 Result<AgentReport> run_agent(const AgentOptions& options, const std::atomic<bool>& stop);
 

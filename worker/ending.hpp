@@ -11,7 +11,7 @@ class Ending {
  public:
   static constexpr Duration kFinishMax = std::chrono::seconds(8);  // for leased work after a stop request
 
-  // A stop request. Returns true the first time: the caller then tells the learner.
+  // Called on a stop request. Returns true the first time: the caller then tells the learner.
   bool begin_finishing(TimePoint now) {
     if (stage_ != Stage::kWorking) return false;
     move_to(Stage::kFinishing);

@@ -1,5 +1,6 @@
 // Engine: the interface of the generator on a worker. The agent submits sequences, takes their outcomes, and installs
-// policies in between; it uses no tensors. The engines are in worker/engines/.
+// policies in between. The interface has no tensors, so that the agent does not need libtorch. The engines are in
+// worker/engines/.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -62,7 +63,7 @@ class Engine {
   // The most sequences that the engine computes at once. It lowers this number if they do not fit into memory.
   virtual std::size_t capacity() const = 0;
   // Number of sequences in progress: submitted, and neither returned nor aborted.
-  virtual std::size_t inside() const = 0;
+  virtual std::size_t sequences_in_progress() const = 0;
   // Sequences with equal prompts that are submitted together share the prefill.
   virtual void submit(Sequence sequence) = 0;
   // Generates, or waits for the server, until an outcome is ready, about `time` has passed, or a policy waits. Returns
@@ -80,11 +81,12 @@ class Engine {
   // digest are wrong. kInvalid: it does not fit the model. On failure, the installed policy stays. If
   // `publication.activate` is false, the engine may only prepare the policy as a base for later ones.
   virtual Status install(const overlay::Publication& publication) = 0;
+  // Version and digest of the installed policy. The version is absent while there is none.
   virtual std::optional<Version> version() const = 0;
   virtual const overlay::Digest& digest() const = 0;
   // False while the engine cannot take sequences, for an unknown time.
   virtual bool can_take_work() const { return true; }
-  // An error if the engine is permanently broken.
+  // Returns an error if the engine is permanently broken.
   virtual Status status() const { return ok(); }
 };
 

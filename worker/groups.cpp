@@ -38,7 +38,7 @@ Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const 
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
-// The failure that an engine's error means, unless the policy caused it (WORK_FAILURE_GENERATION).
+// Maps an engine's error to a failure. If the policy caused the error, the caller uses WORK_FAILURE_GENERATION instead.
 schema::WorkFailure failure_kind(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
   return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_UNKNOWN;
@@ -48,7 +48,14 @@ schema::WorkFailure failure_kind(const Error& error) {
 
 Result<Task> make_task(schema::RunSpec spec) {
   Task task;
+  // kCarry: the worker need not compute the model itself, because an engine may do so.
   ECHO_ASSIGN(task.model, model::ModelConfig::from_json(spec.model_config_json(), model::ModelUse::kCarry));
+  if (!spec.policy_adapter_json().empty()) {
+    ECHO_ASSIGN(task.model.adapter, model::AdapterConfig::from_json(spec.policy_adapter_json()));
+    task.policy_adapter = PolicyAdapter{.config_json = spec.policy_adapter_json(),
+                                        .rank = task.model.adapter->rank,
+                                        .targets = task.model.adapter->targets};
+  }
   ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.phrasing, model::Phrasing::from_parts(std::move(tokenizer), {spec.eos().begin(), spec.eos().end()},
                                                          spec.prompt_json()));
@@ -60,7 +67,7 @@ Result<Task> make_task(schema::RunSpec spec) {
   return task;
 }
 
-LeaseResult within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
+LeaseResult submission_or_failure(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
   for (const schema::Trajectory& trajectory : submission.trajectories())
     if (const Status fits = data_plane::check_metadata_size(trajectory, metadata_max); !fits)
       return failure(lease, schema::WORK_FAILURE_SIZE, fits.error().detail);
@@ -104,7 +111,8 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
                     .prompt = group.prompt,
                     .tokens_max = tokens_left(member),
                     .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
-  // The first turn's seed depends on run, lease and member. Each later turn has another seed.
+  // The first turn's seed depends on run, lease and member. Each later turn has another seed. A side prompt is a
+  // question of the environment to the policy that is not part of the conversation.
   if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
   if (member.side_prompt.empty()) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
@@ -127,13 +135,14 @@ void Groups::append_turn(Member& member, const Response& turn) {
     member.spans.push_back({span.version, tokens_before + span.end});
   }
   member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  // Rounding in the engine may give a value just above 0.
   for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
   member.sampled.resize(member.tokens.size(), true);
   member.ended = turn.ended;
   ++member.turns;
 }
 
-void Groups::take(Outcome outcome) {
+void Groups::on_outcome(Outcome outcome) {
   const auto state = sequences_.find(outcome.id);
   if (state == sequences_.end()) return;
   const std::uint64_t lease = state->second.lease;
@@ -193,10 +202,10 @@ Groups::Advance Groups::advance() {
       end_group(state.lease, std::nullopt);
   }
   advance.ended = std::exchange(ended_, {});
+  // Drops next turns whose group failed later in this call. The engine never got them, so it need not abort them.
   std::erase_if(advance.next, [&](const Sequence& sequence) {
     if (sequences_.contains(sequence.id)) return false;
-    for (Ended& ended : advance.ended)
-      std::erase(ended.abandoned, sequence.id);  // its group failed before it was submitted
+    for (Ended& ended : advance.ended) std::erase(ended.abandoned, sequence.id);
     return true;
   });
   return advance;
@@ -205,7 +214,7 @@ Groups::Advance Groups::advance() {
 Result<bool> Groups::continue_member(Member& member, data_plane::Step step) const {
   data_plane::add(member.score, step.score);
   if (step.done) return false;
-  const auto end_early = [&] {  // at a limit on turns or tokens
+  const auto end_early = [&] {  // at a limit on turns or tokens: the environment scores the unfinished episode
     data_plane::add(member.score, member.episode->cut());
     member.ended = false;
     return false;
@@ -214,8 +223,8 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
     if (++member.side_prompts >= data_plane::kTurnsMax) return end_early();
     ECHO_ASSIGN(member.side_prompt, task_.phrasing->prompt(*step.side_prompt));
     if (member.side_prompt.empty() || std::ssize(member.side_prompt) >= task_.model.positions_max)
-      return fail(Code::kInvalid, "task", "its question aside has {} tokens, expected 1 to {}",
-                  member.side_prompt.size(), task_.model.positions_max - 1);
+      return fail(Code::kInvalid, "task", "the side prompt has {} tokens, expected 1 to {}", member.side_prompt.size(),
+                  task_.model.positions_max - 1);
     return true;
   }
   ECHO_ASSIGN(const auto observation_tokens, task_.phrasing->follow_up(member.tokens, step.observation));
@@ -225,15 +234,16 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
   member.tokens.insert(member.tokens.end(), observation_tokens.begin(), observation_tokens.end());
   member.logprobs.resize(member.tokens.size(), 0.0f);
   member.sampled.resize(member.tokens.size(), false);
-  member.spans.back().end = member.tokens.size();
+  member.spans.back().end = member.tokens.size();  // spans cover all tokens; an observation belongs to the one before
   return true;
 }
 
 void Groups::end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
   const Group& group = groups_.at(lease);
-  LeaseResult result = failed ? LeaseResult(*std::move(failed))
-                              : within_limits(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()});
-  Ended ended{.begun = group.begun, .what = std::move(result), .abandoned = {}};
+  LeaseResult result =
+      failed ? LeaseResult(*std::move(failed))
+             : submission_or_failure(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()});
+  Ended ended{.begun = group.begun, .result = std::move(result), .abandoned = {}};
   ended.abandoned = remove_group(lease);  // `group` is gone from here on
   ended_.push_back(std::move(ended));
 }

@@ -1,6 +1,7 @@
 // Groups in progress. A lease is the learner's order for a group: several rollouts of one problem. It becomes sequences
 // for an engine, one per member. A turn is what the policy generates in one go. Each turn goes to the environment (the
-// task's adapter), and its answer back to the engine, until all members are scored. No network and no engine.
+// task's adapter). Its answer goes back to the engine. This repeats until all members are scored. The class calls
+// neither the network nor the engine: the agent passes the messages.
 #pragma once
 #include <functional>
 #include <map>
@@ -20,12 +21,20 @@
 
 namespace echoline::worker {
 
-// The run's description in usable form.
+// The adapter (LoRA) of a run's policies, as an inference server needs it.
+struct PolicyAdapter {
+  std::string config_json;  // PEFT's adapter_config.json
+  std::int64_t rank = 0;
+  std::vector<std::string> targets;  // the last parts of the names of the adapted modules
+};
+
+// The run's specification, with the objects parsed from it.
 struct Task {
   schema::RunSpec spec;
   std::unique_ptr<data_plane::Adapter> adapter;  // null: the learner scores everything
   std::optional<model::Phrasing> phrasing;
   model::ModelConfig model;
+  std::optional<PolicyAdapter> policy_adapter;  // absent: policies have none
 };
 
 Result<Task> make_task(schema::RunSpec spec);
@@ -35,7 +44,7 @@ using LeaseResult = std::variant<schema::Submission, schema::WorkFailed>;
 
 // Returns the submission if its size is within the run's limits. Otherwise WORK_FAILURE_SIZE with the reason that the
 // learner would give: a trajectory has more metadata than rollout.metadata_max.
-LeaseResult within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
+LeaseResult submission_or_failure(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
 // A group fails as a whole if one of its sequences or its environment fails. Other groups are not affected. The
 // environment may answer on any thread; all other calls are on one thread.
@@ -48,23 +57,23 @@ class Groups {
   // Returns the first sequences of the group, one per member in order, or why there are none.
   std::variant<std::vector<Sequence>, schema::WorkFailed> begin(schema::Lease lease, TimePoint now);
   // Passes a turn that the engine generated to the environment. Ignores sequences that were abandoned before.
-  void take(Outcome outcome);
+  void on_outcome(Outcome outcome);
 
   struct Ended {
     TimePoint begun;
-    LeaseResult what;
+    LeaseResult result;
     std::vector<std::uint64_t> abandoned;  // sequences that the engine must abort
   };
   struct Advance {
     std::vector<Sequence> next;  // the next turns
     std::vector<Ended> ended;
   };
-  // Returns the next turns and the ended groups that follow from take() and the environment's answers since the last
-  // call.
+  // Returns the next turns and the ended groups that follow from on_outcome() and from the environment's answers since
+  // the last call.
   Advance advance();
 
   std::vector<std::uint64_t> leases() const;
-  std::size_t rollouts() const;                 // of all groups, finished ones included
+  std::size_t rollouts() const;                 // of all groups, also those of finished members
   std::size_t rollouts_in_environment() const;  // rollouts that wait for the environment's answer
   bool empty() const { return groups_.empty(); }
   // Drops all groups. Returns the sequences that the engine must abort.

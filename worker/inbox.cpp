@@ -17,9 +17,7 @@ overlay::WorkerEvents Inbox::node_events() {
   };
   events.message = [this](std::string bytes) { post(event::Message{std::move(bytes)}); };
   events.away = [this](const std::string& reason) { post(event::Away{reason}); };
-  events.disconnected = [this](const std::string& reason, bool in_order) {
-    post(event::Disconnected{reason, in_order});
-  };
+  events.disconnected = [this](const std::string& reason, bool cleanly) { post(event::Disconnected{reason, cleanly}); };
   return events;
 }
 

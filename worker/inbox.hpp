@@ -1,4 +1,4 @@
-// Events of a worker's node, from the node's thread to the agent's. Private to worker/.
+// Passes the events of a worker's overlay node from the node's thread to the agent's thread. Private to worker/.
 #pragma once
 #include <atomic>
 #include <mutex>
@@ -26,9 +26,9 @@ struct Message {  // from the learner
 struct Away {  // the learner cannot be reached for now
   std::string reason;
 };
-struct Disconnected {  // the node has ended; `in_order`: it left by itself or the run has ended
+struct Disconnected {  // the node has ended; `cleanly`: it left by itself or the run has ended
   std::string reason;
-  bool in_order = false;
+  bool cleanly = false;
 };
 struct EnvironmentAnswered {};  // Groups::advance() has answers of the environment
 struct PartsArrived {};         // take_parts() has parts of a publication
@@ -58,7 +58,7 @@ class Inbox {
   // (overlay::kPartsUnreadMax).
   std::vector<overlay::PublicationPart> take_parts();
   Status check_overflow() const;
-  // Whether a publication waits for pop().
+  // Whether a complete publication waits for pop().
   const std::atomic<bool>& policy_waits() const { return policy_waits_; }
   void close() { events_.close(); }
 

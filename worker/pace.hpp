@@ -1,4 +1,4 @@
-// Delays results to the speed of the rented machine. Pure. Private to worker/.
+// Delays results to the speed of an emulated machine. No I/O, no clock. Private to worker/.
 #pragma once
 #include <algorithm>
 
@@ -6,15 +6,15 @@
 
 namespace echoline::worker {
 
-// Models groups that are generated one after another at the given speed. A result that leaves late, because the system
-// woke this process late, does not delay the next ones. If this machine fell behind the speed, it may exceed the speed
-// afterwards, to catch up at most kCatchUpMax of a group's time.
+// Models groups that are generated one after another at the given speed. A result that is submitted late, because the
+// operating system woke this process late, does not delay the next ones. After this machine fell behind the speed, it
+// may exceed the speed, to catch up at most kCatchUpMax of a group's time.
 class Pace {
  public:
   static constexpr double kCatchUpMax = 0.25;  // fraction of a group's time
 
   explicit Pace(double rollouts_per_s) : rollouts_per_s_(rollouts_per_s) {}
-  // The time at which `rollouts` rollouts, begun at `begun` and ready `now`, may leave.
+  // Returns the time at which a group of `rollouts` rollouts, begun at `begun` and ready `now`, may be submitted.
   TimePoint due_time(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
     const Duration group_time = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
     const TimePoint due = std::max(begun, free_at_) + group_time;

@@ -1,4 +1,5 @@
-// Published policies that wait for their installation, and the time that installations took. Pure. Private to worker/.
+// Published policies that wait for their installation, and the time that installations took. No I/O, no clock. Private
+// to worker/.
 #pragma once
 #include <deque>
 
@@ -7,8 +8,8 @@
 
 namespace echoline::worker {
 
-// At most one policy is being installed at a time.
-class Policies {
+// First in, first out. At most one policy is being installed at a time.
+class InstallationQueue {
  public:
   struct Counts {
     std::uint64_t installed = 0;

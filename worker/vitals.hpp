@@ -1,5 +1,5 @@
-// The state that a worker reports: vitals with its heartbeats, and signs of progress on its leases. Pure. Private to
-// worker/.
+// The state that a worker reports: vitals with its heartbeats, and progress on its leases. No I/O but for memory use.
+// Private to worker/.
 #pragma once
 #include "base/process_memory.hpp"
 #include "data_plane/schema.pb.h"
@@ -19,7 +19,7 @@ class Vitals {
   }
   void add_generated(std::uint64_t rollouts) { rollouts_generated_ += rollouts; }
   // `read_memory` is called at most once in kMemoryInterval; tests replace it.
-  schema::Vitals report(const Policies::Counts& policies, TimePoint now,
+  schema::Vitals report(const InstallationQueue::Counts& policies, TimePoint now,
                         ProcessMemory (*read_memory)() = process_memory) {
     if (now >= next_memory_reading_) {
       memory_ = read_memory();

@@ -30,9 +30,9 @@ void WorkQueue::add_result(TimePoint begun, schema::Submission submission, TimeP
   rollouts_ += rollouts;
 }
 
-std::optional<WorkQueue::Finished> WorkQueue::take_due(TimePoint now) {
-  if (now < next_due()) return std::nullopt;
-  std::optional<Finished> result(std::move(results_.front()));
+std::optional<WorkQueue::DueResult> WorkQueue::take_due_result(TimePoint now) {
+  if (now < next_due()) return std::nullopt;  // also without results, because next_due() is kNever then
+  std::optional<DueResult> result(std::move(results_.front()));
   results_.pop_front();
   rollouts_ -= result->rollouts;
   return result;
@@ -40,7 +40,7 @@ std::optional<WorkQueue::Finished> WorkQueue::take_due(TimePoint now) {
 
 std::vector<std::uint64_t> WorkQueue::result_leases() const {
   std::vector<std::uint64_t> leases;
-  for (const Finished& result : results_) leases.push_back(result.submission.lease());
+  for (const DueResult& result : results_) leases.push_back(result.submission.lease());
   return leases;
 }
 
@@ -54,7 +54,7 @@ void WorkQueue::check() const {
   std::size_t rollouts = 0;
   for (const schema::Lease& lease : leases_) rollouts += lease.rollouts();
   TimePoint previous_due{};
-  for (const Finished& result : results_) {
+  for (const DueResult& result : results_) {
     rollouts += result.rollouts;
     ECHO_CHECK(previous_due <= result.due, "results are not in the order in which they are due");
     previous_due = result.due;

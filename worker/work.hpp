@@ -1,5 +1,6 @@
 // Holds a worker's leases until their groups begin, and results until they may be submitted. With a speed limit, a
-// result becomes due only when a machine of that speed would have generated it (pace.hpp). Pure. Private to worker/.
+// result becomes due only when a machine of that speed would have generated it (pace.hpp). No I/O, no clock. Private to
+// worker/.
 #pragma once
 #include <deque>
 #include <optional>
@@ -12,8 +13,8 @@ namespace echoline::worker {
 
 class WorkQueue {
  public:
-  struct Finished {  // a result: the rollouts of one group
-    TimePoint due;   // earliest time to submit it
+  struct DueResult {  // a result: the rollouts of one group
+    TimePoint due;    // earliest time to submit it
     std::uint64_t rollouts = 0;
     schema::Submission submission;
   };
@@ -28,8 +29,9 @@ class WorkQueue {
   // Adds the result of a group that was begun at `begun`. Its due time follows from the speed limit.
   void add_result(TimePoint begun, schema::Submission submission, TimePoint now);
   // Removes and returns the first result if it is due.
-  std::optional<Finished> take_due(TimePoint now);
+  std::optional<DueResult> take_due_result(TimePoint now);
   bool has_results() const { return !results_.empty(); }
+  // Due time of the first result; kNever if there is none.
   TimePoint next_due() const { return results_.empty() ? kNever : results_.front().due; }
   std::vector<std::uint64_t> result_leases() const;
 
@@ -41,7 +43,7 @@ class WorkQueue {
  private:
   std::optional<Pace> pace_;
   std::deque<schema::Lease> leases_;
-  std::deque<Finished> results_;  // by due time
+  std::deque<DueResult> results_;  // by due time
   std::size_t rollouts_ = 0;
 };
 

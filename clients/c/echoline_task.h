@@ -9,8 +9,8 @@
  * - Texts are UTF-8 with their size, without a NUL at the end; {NULL, 0} is no text. Texts that a function returns
  *   must remain valid and unchanged until the next call.
  * - Errors: a function returns 0 for success. For an error it returns another value and writes the reason into `why`,
- *   as a text of at most ECHOLINE_WHY_BYTES with a NUL at the end. After an error of score() or step(), the rollout is
- *   given back and earns nothing. It does not count against the policy.
+ *   as a text of at most ECHOLINE_WHY_BYTES with a NUL at the end. After an error of score() or step(), the rollout
+ *   returns to the learner without a reward. It does not count against the policy.
  * - A struct that a function fills arrives with `size` set and all other bytes 0.
  */
 #ifndef ECHOLINE_TASK_H
@@ -31,7 +31,7 @@ typedef struct echoline_text {
   size_t size;
 } echoline_text;
 
-/* prompt: required, at most 256 KiB; the others at most 64 KiB. id: at most 128 bytes; by default, made from the row.
+/* prompt: required, at most 256 KiB; the others at most 64 KiB. id: at most 128 bytes; absent: made from the row.
  * metadata: JSON. demonstration: an answer to imitate in a warm start; score() and begin() never get it. */
 typedef struct echoline_problem {
   size_t size;
@@ -48,7 +48,7 @@ enum { ECHOLINE_CORRECT_BY_REWARD = 0, ECHOLINE_CORRECT = 1, ECHOLINE_WRONG = 2 
 typedef struct echoline_score {
   size_t size;
   double reward;                        /* finite */
-  int32_t verdict;                      /* for evaluations; ECHOLINE_CORRECT_BY_REWARD: correct if the reward is >= 1 */
+  int32_t verdict;                      /* ECHOLINE_..., for evaluations; _BY_REWARD: correct if the reward is >= 1 */
   int32_t more;                         /* only of step(); not 0: the policy gets `observation` and answers again */
   echoline_text observation;            /* at most 256 KiB */
   const echoline_component *components; /* for reports, at most 64 */
@@ -62,7 +62,8 @@ typedef struct echoline_task_table {
   uint32_t deterministic;  /* not 0: equal inputs give equal scores on every machine and at every time */
   uint32_t reserved;       /* 0 */
 
-  /* settings: task.options.settings of the run file, as JSON. seed: the run's seed. */
+  /* open makes a task, which the other functions get; close ends it. settings: task.options.settings of the run file,
+   * as JSON. seed: the run's seed. */
   int (*open)(echoline_text settings, uint64_t seed, void **task, char *why);
   void (*close)(void *task);
 
@@ -73,9 +74,10 @@ typedef struct echoline_task_table {
   /* Only for a task with one response; otherwise NULL. */
   int (*score)(void *task, const echoline_problem *problem, echoline_text response, echoline_score *score, char *why);
 
-  /* Only for a task with several turns; otherwise NULL. An episode depends only on problem, seed and responses. cut
-   * (may be NULL) returns an additional score for the case that another response has no room. It is called after every
-   * step with `more` and must not change the episode. destroy is called for every episode that was begun. */
+  /* Only for a task with several turns; otherwise NULL. An episode is one attempt at a problem. It depends only on
+   * problem, seed and responses. cut (may be NULL) returns an additional score for the case that another response has
+   * no room. It is called after every step with `more` and must not change the episode. destroy is called for every
+   * episode that was begun. */
   int (*begin)(void *task, const echoline_problem *problem, uint64_t seed, void **episode, char *why);
   int (*step)(void *episode, echoline_text response, echoline_score *score, char *why);
   int (*cut)(void *episode, echoline_score *score, char *why);

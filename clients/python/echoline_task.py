@@ -12,8 +12,8 @@ A task with one response per problem:
 
     task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20])
 
-A task with several turns is a class. An object of it is an episode, and step(response) returns the result of a
-response.
+A task with several turns is a class. Each of its objects is an episode: one attempt at a problem. step(response)
+returns the result of a response.
 
     class Guess:
         def __init__(self, problem, seed, settings): ...
@@ -62,7 +62,7 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
     """Answers requests until the input ends. `problems` and `evaluation` are sequences (anything with len() and []) of
     mappings with `prompt` and optionally `id`, `reference`, `metadata`; or functions without arguments that return one.
     `deterministic`: a response gets the same score on every machine and at every time."""
-    requests, answers = _channels()
+    requests, answers = _open_channels()
     task = _Task(problems, evaluation, episode, score or _score, name, deterministic)
     for line in requests:
         request = json.loads(line)
@@ -75,7 +75,7 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
             if "id" not in request:
                 continue
             answer = {"id": request["id"], "result": result}
-        answers.write(_line(answer))
+        answers.write(_encode_line(answer))
         answers.flush()
 
 
@@ -86,13 +86,14 @@ def verl(compute_score):
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
-        value = _value(compute_score(data_source=metadata.get("data_source", ""), solution_str=response,
-                                     ground_truth=problem.get("reference", ""), extra_info=metadata.get("extra_info")))
+        value = _wait_for_result(compute_score(
+            data_source=metadata.get("data_source", ""), solution_str=response,
+            ground_truth=problem.get("reference", ""), extra_info=metadata.get("extra_info")))
         if not isinstance(value, dict):
-            return _number(value)
+            return _to_float(value)
         components = {name: float(v) for name, v in value.items()
                       if name not in ("score", "acc") and isinstance(v, (int, float))}
-        result = {"reward": _number(value["score"]), "components": components}
+        result = {"reward": _to_float(value["score"]), "components": components}
         if "acc" in value:
             result["correct"] = bool(value["acc"])
         return result
@@ -112,7 +113,7 @@ def trl(function):
             prompts = [_messages(p["prompt"]) for p in problems]
             completions = [[{"role": "assistant", "content": r}] for r in responses]
         else:
-            prompts, completions = [_text(p["prompt"]) for p in problems], list(responses)
+            prompts, completions = [_prompt_text(p["prompt"]) for p in problems], list(responses)
         rows = [{"answer": p.get("reference", ""), **(p.get("metadata") or {})} for p in problems]
         names = {name for row in rows for name in row}
         arguments = {name: [row.get(name) for row in rows]
@@ -122,8 +123,8 @@ def trl(function):
         if "trainer_state" in parameter_names:
             arguments["trainer_state"] = None
         # A function returns None for a completion that it does not grade.
-        return [0.0 if value is None else _number(value)
-                for value in _value(function(prompts=prompts, completions=completions, **arguments))]
+        return [0.0 if value is None else _to_float(value)
+                for value in _wait_for_result(function(prompts=prompts, completions=completions, **arguments))]
 
     scored.batched = True
     return scored
@@ -152,8 +153,8 @@ def rubric(functions, weights=None):
         arguments = {**state, "state": state, "response": response, "problem": problem}
         total, components = 0.0, {}
         for function, weight, names in weighted:
-            accepted = arguments if names is None else {k: v for k, v in arguments.items() if k in names}
-            value = _number(_value(function(**accepted)))
+            accepted = arguments if names is None else {name: v for name, v in arguments.items() if name in names}
+            value = _to_float(_wait_for_result(function(**accepted)))
             components[function.__name__] = value
             total += weight * value
         return {"reward": total, "components": components}
@@ -161,50 +162,50 @@ def rubric(functions, weights=None):
     return scored
 
 
-def openrlhf(it):
+def openrlhf(reward_func_or_agent):
     """A score or an episode from OpenRLHF.
 
     A score comes from `reward_func(queries, prompts, labels)`, which returns `rewards` and optionally `scores` and
     `extra_logs`, each with one number per query. An episode comes from an agent class with `reset(states, **kwargs)`
     and `step(states, **kwargs)`. step() gets observation_text, action_text and label, and returns rewards, scores,
     environment_feedback and done. Numbers may be tensors."""
-    if not inspect.isclass(it):
-        return _openrlhf_function(it)
-    agent = it
+    if not inspect.isclass(reward_func_or_agent):
+        return _openrlhf_function(reward_func_or_agent)
+    agent = reward_func_or_agent
 
     class Episode:
         def __init__(self, problem, seed, settings):
             self.label = problem.get("reference", "")
             self.agent = agent()
-            prompt = _text(problem["prompt"])
-            start = _value(self.agent.reset({"observation": prompt, "label": self.label}))
+            prompt = _prompt_text(problem["prompt"])
+            start = _wait_for_result(self.agent.reset({"observation": prompt, "label": self.label}))
             self.observation = start.get("observation", prompt) if isinstance(start, dict) else prompt
 
         def step(self, response):
-            answer = _value(self.agent.step({"observation_text": self.observation, "action_text": response,
-                                             "label": self.label}))
-            feedback = answer.get("environment_feedback", "")
+            result = _wait_for_result(self.agent.step({"observation_text": self.observation, "action_text": response,
+                                                       "label": self.label}))
+            feedback = result.get("environment_feedback", "")
             self.observation += response + feedback
-            return {"reward": _number(answer["rewards"]), "done": bool(answer.get("done", True)),
-                    "observation": feedback, "correct": _number(answer.get("scores", answer["rewards"])) >= 1}
+            return {"reward": _to_float(result["rewards"]), "done": bool(result.get("done", True)),
+                    "observation": feedback, "correct": _to_float(result.get("scores", result["rewards"])) >= 1}
 
     return Episode
 
 
 def _openrlhf_function(function):
     def scored(problems, responses):
-        prompts = [_text(p["prompt"]) for p in problems]
-        answer = _value(function([p + r for p, r in zip(prompts, responses)], prompts,
-                                 [p.get("reference", "") for p in problems]))
+        prompts = [_prompt_text(p["prompt"]) for p in problems]
+        answer = _wait_for_result(function([p + r for p, r in zip(prompts, responses)], prompts,
+                                           [p.get("reference", "") for p in problems]))
         if not isinstance(answer, dict):
             answer = {"rewards": answer}
-        results = [{"reward": _number(reward)} for reward in answer["rewards"]]
+        results = [{"reward": _to_float(reward)} for reward in answer["rewards"]]
         for result, score in zip(results, answer.get("scores", ())):
-            result["correct"] = _number(score) >= 1
+            result["correct"] = _to_float(score) >= 1
         for name, values in answer.get("extra_logs", {}).items():
             if hasattr(values, "__len__") and len(values) == len(results):
                 for result, value in zip(results, values):
-                    result.setdefault("components", {})[name] = _number(value)
+                    result.setdefault("components", {})[name] = _to_float(value)
         return results
 
     scored.batched = True
@@ -215,19 +216,20 @@ def _messages(prompt):
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 
-def _text(prompt):
+def _prompt_text(prompt):
     return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
-def _number(x):
-    return float(x.item() if hasattr(x, "item") else x)
+def _to_float(number):
+    """Accepts numbers, and tensors with one element."""
+    return float(number.item() if hasattr(number, "item") else number)
 
 
 _loop = None
 
 
-def _value(result):
-    """The result of a function, which is awaited if the function is async."""
+def _wait_for_result(result):
+    """Returns the result of a function. If the function is async, waits for it."""
     global _loop
     if not inspect.isawaitable(result):
         return result
@@ -240,13 +242,15 @@ def _value(result):
 
 
 class _Task:
+    """Answers the requests of echoline (data_plane/adapters/process/FORMAT.md)."""
+
     def __init__(self, problems, evaluation, episode, score, name, deterministic):
         if (episode is None) == (score is None):
             raise TypeError("expected either a score or an episode")
         self.problems, self.evaluation = problems, evaluation
         self.episode, self.score = episode, score
         self.name, self.deterministic = name, deterministic
-        self.episodes = {}
+        self.episodes = {}  # episodes in progress, by the number that echoline gave them
 
     def answer(self, request):
         method = request["method"]
@@ -258,7 +262,7 @@ class _Task:
             for number in request["episodes"]:
                 self.episodes.pop(number, None)
             return {}
-        if method == "cancel":
+        if method == "cancel":  # each request is answered before the next is read, so nothing is left to cancel
             return {}
         items = request["items"]
         if method in ("problems", "evaluation"):
@@ -267,7 +271,7 @@ class _Task:
         if method == "score":
             return {"items": self.scores(items)}
         if method == "step":
-            return {"items": [self.attempt(self.step, item) for item in items]}
+            return {"items": [self.result_or_error(self.step, item) for item in items]}
         raise ValueError(f"unknown method {method!r}")
 
     def hello(self, request):
@@ -279,20 +283,22 @@ class _Task:
                 "deterministic": self.deterministic, "problems": len(self.rows("problems")),
                 "evaluation": len(self.rows("evaluation"))}
 
-    def rows(self, which):
-        rows = getattr(self, which)
+    def rows(self, problem_set):
+        """Returns the rows of "problems" or "evaluation". A function that makes them is called only once."""
+        rows = getattr(self, problem_set)
         if callable(rows):
             rows = rows()
-            setattr(self, which, rows)
+            setattr(self, problem_set, rows)
         return rows if rows is not None else ()
 
     def scores(self, items):
         if not getattr(self.score, "batched", False):
-            return [self.attempt(lambda i: _result(self.score(i["problem"], i["response"])), item) for item in items]
+            return [self.result_or_error(lambda i: _score_fields(self.score(i["problem"], i["response"])), item)
+                    for item in items]
         values = self.score([i["problem"] for i in items], [i["response"] for i in items])
         if len(values) != len(items):
             raise ValueError(f"expected {len(items)} scores, one for each response, found {len(values)}")
-        return [self.attempt(_result, value) for value in values]
+        return [self.result_or_error(_score_fields, value) for value in values]
 
     def step(self, item):
         number = item["episode"]
@@ -300,13 +306,14 @@ class _Task:
             self.episodes[number] = self.episode(item["problem"], item["seed"], settings)
         if number not in self.episodes:
             raise KeyError(f"no episode {number}")
-        result = _result(self.episodes[number].step(item["response"]))
+        result = _score_fields(self.episodes[number].step(item["response"]))
         if result.setdefault("done", True):
             del self.episodes[number]
         return result
 
     @staticmethod
-    def attempt(function, item):
+    def result_or_error(function, item):
+        """Returns the function's result for an item, or an error for this item alone."""
         try:
             return function(item)
         except Exception as error:
@@ -317,21 +324,21 @@ class _Task:
 _json = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-def _line(answer):
-    """The answer as a line of JSON. An item that JSON cannot represent is replaced by an error."""
+def _encode_line(answer):
+    """Returns the answer as a line of JSON. An item that JSON cannot represent is replaced by an error."""
     try:
         text = _json.encode(answer)
     except (TypeError, ValueError, RecursionError):
         items = answer.get("result", {}).get("items")
         if items is None:
             raise
-        answer["result"]["items"] = [item if "error" in item else _Task.attempt(lambda i: _json.encode(i) and i, item)
-                                     for item in items]
+        answer["result"]["items"] = [
+            item if "error" in item else _Task.result_or_error(lambda i: _json.encode(i) and i, item) for item in items]
         text = _json.encode(answer)
     return text.encode() + b"\n"
 
 
-def _result(value):
+def _score_fields(value):
     return dict(value) if isinstance(value, dict) else {"reward": float(value)}
 
 
@@ -339,8 +346,9 @@ def _error_text(error):
     return f"{type(error).__name__}: {error}"
 
 
-def _channels():
-    """The files of requests and answers. Afterwards, everything written to standard output goes to standard error."""
+def _open_channels():
+    """Returns the files of requests and answers. From then on, what is written to standard output goes to standard
+    error, so that print() does not disturb the protocol."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

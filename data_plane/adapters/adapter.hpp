@@ -45,29 +45,30 @@ struct Step {
   std::optional<PolicyInput> side_prompt = {};
 };
 
-// The error of a caller of step() that gets a side prompt but has no other player to answer it.
+// Returns the error for a caller of step() that gets a side prompt but has no other player to answer it.
 Error side_prompt_error();
 
 // One attempt at a problem: the policy answers the problem's prompt, receives an observation, answers again, until the
 // episode is done. Use from one thread at a time. The destructor cancels pending requests.
 class Episode {
  public:
-  // Called once for every step, on the thread that called step() or on another. Not called after the destructor.
-  using Done = std::function<void(Result<Step>)>;
+  // Takes a step's result. Called once for every step, on the thread that called step() or on another. Not called after
+  // the destructor.
+  using StepHandler = std::function<void(Result<Step>)>;
 
   virtual ~Episode() = default;
-  // Takes the policy's response (text without its end token) and reports the result through `done`. An error means that
-  // the task failed, not the policy; the rollout is then returned to the learner. Do not call again before `done` was
-  // called, or after the last step.
-  virtual void step(std::string response, Done done) = 0;
-  // The score to add if the token limit cuts the episode off before it is done, such as the loss of a stake.
+  // Takes the policy's response (text without its end token) and passes the result to `on_step`. An error means that
+  // the task failed, not the policy; the rollout is then returned to the learner. Do not call again before `on_step`
+  // was called, or after the last step.
+  virtual void step(std::string response, StepHandler on_step) = 0;
+  // Returns the score to add if the token limit cuts the episode off before it is done, such as the loss of a stake.
   virtual Score cut() { return {}; }
 };
 
 // An episode whose steps are computed at once, in the call.
 class QuickEpisode : public Episode {
  public:
-  void step(std::string response, Done done) final { done(step_now(response)); }
+  void step(std::string response, StepHandler on_step) final { on_step(step_now(response)); }
   virtual Result<Step> step_now(std::string_view response) = 0;
 };
 
@@ -117,8 +118,8 @@ class Adapter {
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
 
-// The seed of an episode: of one `member` among the rollouts of one prompt, the `group`. The worker and a learner that
-// replays the episode compute the same one.
+// Returns the seed of an episode: the rollout with number `member` among the rollouts of one prompt, the `group`. The
+// worker and a learner that replays the episode compute the same seed.
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member);
 
 // kProblems: for the learner; reads data files. kScoring: for workers; reads no data file.
@@ -132,7 +133,7 @@ Result<std::string> read_adapter_options(std::string_view name, ConfigSection& t
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
                                               AdapterUse use = AdapterUse::kProblems);
 
-// kInvalid if an observation depends on the policy's response, so that the learner cannot score the text later.
+// kInvalid if an observation can depend on the policy's response. The learner cannot score such a text later.
 Status can_be_scored_later(const Adapter& adapter);
 // Whether a built-in adapter always has many turns, whatever its options.
 bool has_many_turns(std::string_view name);
@@ -145,10 +146,10 @@ struct WeightedTask {
   bool scored_by_workers = true;
 };
 // Accepted by make_adapter() only; run files list `tasks` instead.
-inline constexpr std::string_view kSeveralTasks = "several";
+inline constexpr std::string_view kSeveralTasksAdapter = "several";
 inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
 inline constexpr std::uint64_t kTaskWeightMax = 1000;
-std::string several_options(const std::vector<WeightedTask>& tasks);
+std::string several_tasks_options(const std::vector<WeightedTask>& tasks);
 // The name of the task that a problem id belongs to; the whole id if it names none.
 std::string_view task_of(std::string_view problem_id);
 

@@ -49,12 +49,13 @@ class Arithmetic final : public Adapter {
         evaluation_problems_(evaluation_problems),
         partial_credit_(partial_credit),
         carries_forgotten_(carries_forgotten),
-        key_(mix64(seed)) {}
+        random_key_(mix64(seed)) {}
 
   std::string_view name() const override { return "arithmetic"; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    return problem_at(evaluation_problems_ + shuffled_cycle(index, problem_count_ - evaluation_problems_, key_ + 1));
+    return problem_at(evaluation_problems_ +
+                      shuffled_cycle(index, problem_count_ - evaluation_problems_, random_key_ + 1));
   }
 
   std::vector<Problem> evaluation() const override {
@@ -76,7 +77,7 @@ class Arithmetic final : public Adapter {
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t a = 0, b = 0;
     if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
-    Random random(key_, mix64(a * operand_values_ + b));
+    Random random(random_key_, mix64(a * operand_values_ + b));
     std::uint64_t sum = 0, carry = 0;
     // Adds column by column, from the right; a forgotten carry is lost.
     for (std::uint64_t unit = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, unit *= 10) {
@@ -90,7 +91,7 @@ class Arithmetic final : public Adapter {
  private:
   // The problem at a position of the seeded permutation.
   Problem problem_at(std::uint64_t position) const {
-    const std::uint64_t number = permuted(position, problem_count_, key_);
+    const std::uint64_t number = permuted(position, problem_count_, random_key_);
     const auto a = static_cast<std::int64_t>(number / operand_values_ % operand_values_);
     const auto b = static_cast<std::int64_t>(number % operand_values_);
     const char operation = operations_[number / (operand_values_ * operand_values_)];
@@ -108,7 +109,7 @@ class Arithmetic final : public Adapter {
   std::uint64_t evaluation_problems_;
   double partial_credit_;
   double carries_forgotten_;
-  std::uint64_t key_;  // chooses the permutations
+  std::uint64_t random_key_;  // chooses the permutations
 };
 
 struct Options {

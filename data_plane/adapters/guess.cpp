@@ -1,4 +1,4 @@
-// The task "guess": "20-35:" asks for a number from 20 to 35. The policy receives '+' (the number is higher) or '-'
+// The task "guess": "20-35=" asks for a number from 20 to 35. The policy receives '+' (the number is higher) or '-'
 // (lower) and guesses again. It is the smallest task of many turns in which a strategy can be learned: bisection.
 #include <algorithm>
 #include <charconv>
@@ -68,13 +68,13 @@ class Guessing final : public QuickEpisode {
 
 class Guess final : public Adapter {
  public:
-  Guess(const Options& options, std::uint64_t seed) : options_(options), key_(mix64(seed)) {}
+  Guess(const Options& options, std::uint64_t seed) : options_(options), shuffle_key_(mix64(seed)) {}
 
   std::string_view name() const override { return "guess"; }
   bool has_one_response() const override { return false; }
   Result<Problem> problem(std::uint64_t index) const override {
     return problem_at(options_.evaluation_problems +
-                      shuffled_cycle(index, options_.problem_count() - options_.evaluation_problems, key_ + 1));
+                      shuffled_cycle(index, options_.problem_count() - options_.evaluation_problems, shuffle_key_ + 1));
   }
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
@@ -100,7 +100,7 @@ class Guess final : public Adapter {
  private:
   // The problem at a position of the seeded permutation, which puts the held-out problems first.
   Problem problem_at(std::uint64_t position) const {
-    const std::uint64_t number = permuted(position, options_.problem_count(), key_);
+    const std::uint64_t number = permuted(position, options_.problem_count(), shuffle_key_);
     const std::uint64_t low = number / options_.range, wanted = low + number % options_.range;
     Problem problem;
     problem.set_id(fmt::format("guess/{}-{}/{}", low, low + options_.range - 1, wanted));
@@ -110,7 +110,7 @@ class Guess final : public Adapter {
   }
 
   const Options options_;
-  const std::uint64_t key_;
+  const std::uint64_t shuffle_key_;
 };
 
 }  // namespace

@@ -40,10 +40,10 @@ std::vector<AdapterKind> adapter_kinds() {
   for (const Row& row : kRows)
     kinds.push_back({.name = row.adapter->name,
                      .meaning = row.adapter->meaning,
-                     .turns = row.many_turns,
+                     .many_turns = row.many_turns,
                      .repeatable = row.repeatable,
-                     .file = row.needs_file,
-                     .sandbox = row.needs_sandbox});
+                     .needs_file = row.needs_file,
+                     .needs_sandbox = row.needs_sandbox});
   return kinds;
 }
 

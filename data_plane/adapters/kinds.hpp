@@ -10,10 +10,10 @@ namespace echoline::data_plane {
 
 struct AdapterKind {
   std::string_view name, meaning;
-  std::optional<bool> turns;             // whether episodes have many; absent: depends on its options or program
+  std::optional<bool> many_turns;        // in an episode; absent: depends on its options or program
   std::optional<Repeatable> repeatable;  // absent: depends on its options or program
-  bool file = false;                     // problems come from a file that the options must name
-  bool sandbox = false;                  // scoring starts programs, so it needs bubblewrap
+  bool needs_file = false;               // problems come from a file that the options must name
+  bool needs_sandbox = false;            // scoring starts programs, so it needs bubblewrap
 };
 
 // In alphabetical order, like adapter_names().

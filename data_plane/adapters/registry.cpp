@@ -32,7 +32,7 @@ Result<std::string> read_adapter_options(std::string_view name, ConfigSection& t
 
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view options_json, std::uint64_t seed,
                                               AdapterUse use) {
-  if (name == kSeveralTasks) return make_several(options_json, seed, use);
+  if (name == kSeveralTasksAdapter) return make_several(options_json, seed, use);
   ECHO_ASSIGN(const BuiltIn* adapter, find_adapter(name));
   return adapter->make(options_json, seed, use);
 }

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kPromptPlace = "{prompt}";
+constexpr std::string_view kPromptPlaceholder = "{prompt}";
 constexpr std::uint64_t kRoundOrderStream = 0x7461736b73;  // any number that no part uses with the same seed
 constexpr std::size_t kIdBytesMax = 128, kPromptBytesMax = 256u << 10;  // schema.proto
 
@@ -32,7 +32,7 @@ struct Part {
 class Several final : public Adapter {
  public:
   Several(std::vector<Part> parts, std::uint64_t seed)
-      : parts_(std::move(parts)), key_(mix64(seed ^ kRoundOrderStream)) {
+      : parts_(std::move(parts)), shuffle_key_(mix64(seed ^ kRoundOrderStream)) {
     std::uint64_t divisor = 0;
     for (const Part& part : parts_) divisor = std::gcd(divisor, part.weight);
     for (Part& part : parts_) {
@@ -41,12 +41,12 @@ class Several final : public Adapter {
     }
   }
 
-  std::string_view name() const override { return kSeveralTasks; }
+  std::string_view name() const override { return kSeveralTasksAdapter; }
 
   // Each round has as many problems as the sum of all weights, in its own order. So each part goes through its own
   // problems without gaps, and has its share in every round.
   Result<Problem> problem(std::uint64_t index) const override {
-    const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, key_);
+    const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, shuffle_key_);
     const auto part =
         std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.first_slot + p.weight; });
     ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->first_slot));
@@ -95,7 +95,7 @@ class Several final : public Adapter {
         tasks.push_back(
             {{"name", part.name},
              {"adapter", part.adapter_name},
-             {"prompt", part.head + std::string(kPromptPlace) + part.tail},
+             {"prompt", part.head + std::string(kPromptPlaceholder) + part.tail},
              {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
     return json{{"tasks", std::move(tasks)}}.dump();
   }
@@ -146,15 +146,15 @@ class Several final : public Adapter {
   }
 
   std::vector<Part> parts_;
-  const std::uint64_t key_;  // chooses the order within each round
-  std::uint64_t slots_ = 0;  // number of slots in a round
+  const std::uint64_t shuffle_key_;  // chooses the order within each round
+  std::uint64_t slots_ = 0;          // number of slots in a round
 };
 
 }  // namespace
 
 std::string_view task_of(std::string_view problem_id) { return problem_id.substr(0, problem_id.find(':')); }
 
-std::string several_options(const std::vector<WeightedTask>& tasks) {
+std::string several_tasks_options(const std::vector<WeightedTask>& tasks) {
   json list = json::array();
   for (const WeightedTask& task : tasks)
     list.push_back({{"name", task.name},
@@ -172,20 +172,20 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
   std::vector<Part> parts;
   for (ConfigSection s : root.sections("tasks")) {
     Part part;
-    std::string prompt(kPromptPlace);
+    std::string prompt(kPromptPlaceholder);
     s.require("name", part.name);
     s.require("adapter", part.adapter_name);
     s.read("weight", part.weight, {.min = 1, .max = kTaskWeightMax});
     s.read("prompt", prompt);
     s.read_choice("scored_by", part.scored_by_workers, {{"worker", true}, {"learner", false}});
     part.options_json = s.json("options");
-    const auto place = prompt.find(kPromptPlace);
-    if (place == std::string::npos) {
+    const auto placeholder_begin = prompt.find(kPromptPlaceholder);
+    if (placeholder_begin == std::string::npos) {
       s.error("prompt", "expected a text with {prompt} in it");
       continue;
     }
-    part.head = prompt.substr(0, place);
-    part.tail = prompt.substr(place + kPromptPlace.size());
+    part.head = prompt.substr(0, placeholder_begin);
+    part.tail = prompt.substr(placeholder_begin + kPromptPlaceholder.size());
     parts.push_back(std::move(part));
   }
   ECHO_TRY(file.finish());

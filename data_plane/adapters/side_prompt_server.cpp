@@ -69,7 +69,7 @@ struct SidePromptServer::Impl {
     std::vector<std::pair<TextQuestion, AnswerHandler>> questions;
     {
       std::unique_lock lock(mutex);
-      if (server->in_flight() == 0) wake.wait(lock, [&] { return closed || !new_questions.empty(); });
+      if (server->pending_count() == 0) wake.wait(lock, [&] { return closed || !new_questions.empty(); });
       if (closed) return false;
       questions.swap(new_questions);
     }
@@ -108,7 +108,7 @@ class AnsweredEpisode final : public Episode {
     shared_->episode.reset();
   }
 
-  void step(std::string response, Done on_policy_turn) override {
+  void step(std::string response, StepHandler on_policy_turn) override {
     step_to_policy_turn(server_, shared_, std::move(response), std::move(on_policy_turn), seed_, Score{});
   }
   Score cut() override {
@@ -127,7 +127,7 @@ class AnsweredEpisode final : public Episode {
   // Steps the episode until the policy has to act. `score_before`: the sum of the steps' scores since the policy's
   // turn.
   static void step_to_policy_turn(Server& server, std::shared_ptr<Shared> shared, std::string response,
-                                  Done on_policy_turn, std::uint64_t seed, Score score_before) {
+                                  StepHandler on_policy_turn, std::uint64_t seed, Score score_before) {
     const std::lock_guard lock(shared->mutex);
     if (!shared->episode) return;
     shared->episode->step(std::move(response), [&server, shared, on_policy_turn = std::move(on_policy_turn), seed,
@@ -137,7 +137,7 @@ class AnsweredEpisode final : public Episode {
   }
 
   // Reports the step if the policy has to act next, otherwise asks the server for the other player's answer.
-  static void on_step(Server& server, std::shared_ptr<Shared> shared, Result<Step> step, Done on_policy_turn,
+  static void on_step(Server& server, std::shared_ptr<Shared> shared, Result<Step> step, StepHandler on_policy_turn,
                       std::uint64_t seed, Score score) {
     const std::lock_guard lock(shared->mutex);
     if (!shared->episode) return;

@@ -17,8 +17,8 @@
 namespace echoline::sandbox {
 namespace {
 
-// Calls by name, because this machine's libseccomp header may lack some that the kernel has. Programs built here cannot
-// name those either, and newer calls need privileges that the sandbox does not grant.
+// These calls fail with EPERM. They are listed by name, because libseccomp's header may lack constants of calls that
+// the kernel has. A newer call that is not listed here needs privileges that the sandbox does not grant.
 constexpr const char* kRefusedCalls[] = {
     // other processes
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
@@ -38,7 +38,8 @@ constexpr const char* kRefusedCalls[] = {
     // memory that belongs to no process
     "shmget", "msgget", "semget", "mq_open", "memfd_secret"};
 
-// Programs have a fallback for these calls if the kernel lacks them.
+// These calls fail with ENOSYS, as if the kernel lacked them, because programs then have a fallback. clone3's flags are
+// in memory, where the filter cannot see them.
 constexpr const char* kAbsentCalls[] = {"clone3", "memfd_create", "io_uring_setup", "io_uring_enter",
                                         "io_uring_register"};
 
@@ -57,8 +58,8 @@ int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
   return added == -EDOM ? 0 : added;
 }
 
-// The condition of a rule on the argument `index` of a call, counted from 0. With SCMP_CMP_MASKED_EQ, `value` is the
-// mask, and `masked_value` is compared with the argument under it.
+// The condition of a rule on the argument `index` of a call, counted from 0. With SCMP_CMP_MASKED_EQ, `value` is a mask
+// and the condition is (argument & value) == masked_value.
 scmp_arg_cmp argument(unsigned index, scmp_compare comparison, scmp_datum_t value, scmp_datum_t masked_value = 0) {
   return {.arg = index, .op = comparison, .datum_a = value, .datum_b = masked_value};
 }

@@ -147,17 +147,19 @@ Status check(const Command& command) {
   if (command.files.size() + command.read_only.size() > kFilesMax)
     return fail(Code::kInvalid, kOperation, "expected at most {} files and folders for the program", kFilesMax);
   std::size_t bytes = 0;
-  const auto count_text = [&](const std::string& text) {
+  const auto count_and_check = [&](const std::string& text) {
     bytes += text.size() + 1;
     return text.find('\0') == std::string::npos;
   };
   bool valid = true;
-  for (const std::string& word : command.argv) valid = count_text(word) && valid;
+  for (const std::string& word : command.argv) valid = count_and_check(word) && valid;
   for (const auto& [name, value] : command.environment)
-    valid = count_text(name) && count_text(value) && !name.empty() && name.find('=') == std::string::npos && valid;
+    valid = count_and_check(name) && count_and_check(value) && !name.empty() && name.find('=') == std::string::npos &&
+            valid;
   for (const auto& [path, content] : command.files)
-    valid = count_text(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
-  for (const auto& path : command.read_only) valid = count_text(path.string()) && is_absolute(path.string()) && valid;
+    valid = count_and_check(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
+  for (const auto& path : command.read_only)
+    valid = count_and_check(path.string()) && is_absolute(path.string()) && valid;
   if (!valid || bytes > kArgumentBytesMax)
     return invalid(
         "expected words, names and absolute paths of files without NUL, below 1 MiB in all, and files below 64 MiB "

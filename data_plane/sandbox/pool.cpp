@@ -27,7 +27,7 @@ constexpr uid_t kNobody = 65534;
 constexpr std::string_view kOperation = "sandbox";
 constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int
 
-Error shutting_down_error() { return fail(Code::kCancelled, kOperation, "it is being shut down"); }
+Error shutting_down_error() { return fail(Code::kCancelled, kOperation, "the sandbox pool is shutting down"); }
 
 // User ids for programs when this process is root: one per program, so that limits per user are limits per program.
 // These ids own nothing. If the process's user namespace lacks them, programs run as "nobody".
@@ -84,9 +84,9 @@ struct Pool::Impl {
           return fail(Code::kExhausted, kOperation, "{} programs are waiting already", options.waiting_max);
         waiting.push_back(std::move(program));
       } else {
-        if (long_lived_count >= options.processes_max)
+        if (long_lived_count >= options.long_lived_max)
           return fail(Code::kExhausted, kOperation, "{} long-lived programs are running already",
-                      options.processes_max);
+                      options.long_lived_max);
         ++long_lived_count;
         // In front, because it needs none of the running_max slots that the others wait for.
         waiting.push_front(std::move(program));
@@ -133,7 +133,7 @@ struct Pool::Impl {
       programs.push_back(std::move(*sandboxed));
     } else {
       const std::weak_ptr<Fd> weak_waker = waker;
-      program.process.set_value(Process(std::make_unique<Process::Impl>((*sandboxed)->make_long_lived(), weak_waker)));
+      program.process.set_value(Process(std::make_unique<Process::Impl>((*sandboxed)->connect_process(), weak_waker)));
       programs.push_back(std::move(*sandboxed));
     }
   }
@@ -159,10 +159,10 @@ struct Pool::Impl {
     ::pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);
     while (!is_closed()) {
       while (auto program = take_startable()) start_and_hand_over(std::move(*program));
-      step_all();
+      advance_all();
     }
     for (const auto& sandboxed : programs) sandboxed->kill(EndReason::kStopped);
-    while (!programs.empty()) step_all();
+    while (!programs.empty()) advance_all();
     std::deque<WaitingProgram> unstarted;
     {
       const std::lock_guard lock(mutex);
@@ -175,14 +175,14 @@ struct Pool::Impl {
         program.process.set_value(shutting_down_error());
   }
 
-  // Waits until an event or a deadline, then steps every program.
-  void step_all() {
+  // Waits until an event or a deadline, then advances every program.
+  void advance_all() {
     std::vector<pollfd> fds{{.fd = waker->get(), .events = POLLIN, .revents = 0}};
-    auto next_step_at = TimePoint::max();
-    for (const auto& sandboxed : programs) next_step_at = std::min(next_step_at, sandboxed->add_poll_descriptors(fds));
+    auto next_advance_at = TimePoint::max();
+    for (const auto& sandboxed : programs) next_advance_at = std::min(next_advance_at, sandboxed->prepare_poll(fds));
     int timeout_ms = -1;  // no time-out
-    if (next_step_at != TimePoint::max()) {
-      const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(next_step_at - SystemClock().now()).count();
+    if (next_advance_at != TimePoint::max()) {
+      const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(next_advance_at - SystemClock().now()).count();
       timeout_ms = static_cast<int>(std::clamp<std::int64_t>(ms_left, 0, kPollMsMax));
     }
     ::poll(fds.data(), fds.size(), timeout_ms);
@@ -192,7 +192,7 @@ struct Pool::Impl {
     }
     const TimePoint now = SystemClock().now();
     for (const auto& sandboxed : programs)
-      if (sandboxed->step(now)) finish(*sandboxed);
+      if (const bool just_ended = sandboxed->advance(now); just_ended) finish(*sandboxed);
     std::erase_if(programs, [](const auto& sandboxed) { return sandboxed->ended(); });
   }
 };

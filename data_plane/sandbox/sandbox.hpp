@@ -93,9 +93,9 @@ class Process {
 
 struct PoolOptions {
   std::filesystem::path bubblewrap = "/usr/bin/bwrap";
-  std::size_t running_max = 4;      // programs running to their end at the same time
-  std::size_t waiting_max = 1024;   // programs waiting to run
-  std::size_t processes_max = 256;  // long-lived programs
+  std::size_t running_max = 4;       // programs running to their end at the same time
+  std::size_t waiting_max = 1024;    // programs waiting to run
+  std::size_t long_lived_max = 256;  // long-lived programs, queued or running
 };
 
 // Runs many programs from its own thread, which is the parent of all of them: if this process ends in any way, they end

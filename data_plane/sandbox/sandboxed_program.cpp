@@ -98,7 +98,7 @@ SandboxedProgram::SandboxedProgram(Limits limits, LaunchedProgram launched, std:
       next_usage_check_(deadline_),
       usage_interval_(kUsageInterval) {}
 
-std::shared_ptr<ProcessState> SandboxedProgram::make_long_lived() {
+std::shared_ptr<ProcessState> SandboxedProgram::connect_process() {
   shared_ = std::make_shared<ProcessState>();
   shared_->in = std::move(launched_.in);
   shared_->out = std::move(launched_.out);
@@ -106,7 +106,7 @@ std::shared_ptr<ProcessState> SandboxedProgram::make_long_lived() {
   return shared_;
 }
 
-TimePoint SandboxedProgram::add_poll_descriptors(std::vector<pollfd>& fds) const {
+TimePoint SandboxedProgram::prepare_poll(std::vector<pollfd>& fds) const {
   const std::size_t fds_before = fds.size();
   for (const Fd* fd : {&launched_.out, &launched_.err, &launched_.status})
     if (*fd) fds.push_back({.fd = fd->get(), .events = POLLIN, .revents = 0});
@@ -114,7 +114,7 @@ TimePoint SandboxedProgram::add_poll_descriptors(std::vector<pollfd>& fds) const
   const bool outer_ended = is_readable(launched_.pidfd);
   if (const Fd& pidfd = outer_ended ? first_process_ : launched_.pidfd)
     fds.push_back({.fd = pidfd.get(), .events = POLLIN, .revents = 0});
-  // Without a descriptor nothing would wake the thread, so step() is due at once.
+  // Without a descriptor nothing would wake the thread, so advance() is due at once.
   return fds.size() == fds_before ? TimePoint{} : std::min(deadline_, next_usage_check_);
 }
 
@@ -222,7 +222,7 @@ void SandboxedProgram::collect_end() {
   }
 }
 
-bool SandboxedProgram::step(TimePoint now) {
+bool SandboxedProgram::advance(TimePoint now) {
   if (ended_) return false;
   if (shared_) {
     const std::lock_guard lock(shared_->mutex);

@@ -32,25 +32,25 @@ struct Process::Impl {
   std::string unread;       // output that does not yet form a line
 };
 
-// A program from its launch to its end. The pool's thread calls step() when a descriptor or deadline is due.
+// A program from its launch to its end. The pool's thread calls advance() when a descriptor or deadline is due.
 class SandboxedProgram {
  public:
   // `filter` must outlive it.
   SandboxedProgram(Limits limits, LaunchedProgram launched, std::optional<ControlGroups::Group> group,
                    const std::string& filter);
 
-  // Makes the program long-lived and returns the state for its Process.
-  std::shared_ptr<ProcessState> make_long_lived();
+  // Makes the program long-lived: returns the state for its Process, with the pipes to the program.
+  std::shared_ptr<ProcessState> connect_process();
   bool is_long_lived() const { return shared_ != nullptr; }
 
-  // Adds the descriptors to poll. Returns the time at which step() is due at the latest.
-  TimePoint add_poll_descriptors(std::vector<pollfd>& fds) const;
+  // Adds the descriptors to poll. Returns the time at which advance() is due at the latest.
+  TimePoint prepare_poll(std::vector<pollfd>& fds) const;
   // Reads output, checks limits and kills the program if it exceeds one. Returns true once: in the call that finds that
   // all its processes have ended.
-  bool step(TimePoint now);
+  bool advance(TimePoint now);
   void kill(EndReason reason);
   bool ended() const { return ended_; }
-  // Reports the end to waiting callers, after step() returned true.
+  // Reports the end to waiting callers, after advance() returned true.
   void report_end();
 
   std::function<void(Result<End>)> on_end;  // callback for a program that runs to its end

@@ -48,9 +48,11 @@ void BroadcastTimes::remove(WorkerId worker) {
 // later than all others, and than its position in the topology and its link explain. Applies only with
 // q < 1 if the quorum is still the whole fleet, as in a small one (q = 0.9: up to nine workers). Machines are rented by
 // T_b, so one must not decide it.
-bool BroadcastTimes::last_is_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const {
-  const std::size_t n = broadcast.active.size();
-  if (n < 3 || quorum_ >= 1 || !broadcast.waiting_for.empty() || chains::quorum_count(quorum_, n) < n) return false;
+bool BroadcastTimes::is_last_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const {
+  const std::size_t worker_count = broadcast.active.size();
+  if (worker_count < 3 || quorum_ >= 1 || !broadcast.waiting_for.empty() ||
+      chains::quorum_count(quorum_, worker_count) < worker_count)
+    return false;
   if (broadcast.second_last_ack.received_at <= broadcast.published || !broadcast.active.contains(broadcast.last_acker))
     return false;
   const double lateness = seconds(broadcast.last_ack.received_at - broadcast.published) /
@@ -62,11 +64,11 @@ bool BroadcastTimes::last_is_outlier(const Broadcast& broadcast, const ExpectedL
 std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const ExpectedLateness& expected, TimePoint now) {
   std::vector<Done> done;
   std::erase_if(broadcasts_, [&](Broadcast& broadcast) {
-    const std::size_t n = broadcast.active.size();
-    if (n == 0) return true;
-    const std::size_t acknowledged = n - broadcast.waiting_for.size();
-    if (acknowledged < chains::quorum_count(quorum_, n)) return false;
-    const bool leaves_out_last = last_is_outlier(broadcast, expected);
+    const std::size_t worker_count = broadcast.active.size();
+    if (worker_count == 0) return true;
+    const std::size_t acknowledged = worker_count - broadcast.waiting_for.size();
+    if (acknowledged < chains::quorum_count(quorum_, worker_count)) return false;
+    const bool leaves_out_last = is_last_outlier(broadcast, expected);
     TimePoint ended_at = now;  // unless an active worker has acknowledged
     if (leaves_out_last)
       ended_at = broadcast.second_last_ack.received_at;

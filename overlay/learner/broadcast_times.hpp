@@ -71,11 +71,11 @@ class BroadcastTimes {
   // The parts of T_b. Durations that the worker reports are cut so that all parts add up to T_b.
   static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint ended_at);
 
-  const std::vector<Broadcast>& open() const { return broadcasts_; }
+  const std::vector<Broadcast>& open_broadcasts() const { return broadcasts_; }
   void check() const;
 
  private:
-  bool last_is_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const;
+  bool is_last_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const;
 
   double quorum_;  // q
   std::vector<Broadcast> broadcasts_;

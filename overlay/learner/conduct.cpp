@@ -262,7 +262,7 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
                   [&](const auto& entry) { return !within(entry.second.last_event_ms, kAccusationMemoryMs, now_ms); });
     std::erase_if(record.failures_of,
                   [&](const auto& entry) { return !within(entry.second.last_event_ms, kEdgeMemoryMs, now_ms); });
-    std::erase_if(record.delivered_ms, [&](const auto& s) { return !within(s.second, kEdgeMemoryMs, now_ms); });
+    std::erase_if(record.delivered_ms, [&](const auto& entry) { return !within(entry.second, kEdgeMemoryMs, now_ms); });
     if (!within(record.stored.malformed.last_event_ms, kAccusationMemoryMs, now_ms)) record.stored.malformed = {};
     if (record.stored.quarantined_until_ms <= now_ms) {
       record.stored.quarantined_until_ms = 0;
@@ -278,7 +278,9 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
   while (records_.size() > std::max(kRecordsMax, present.size())) {
     auto oldest = records_.end();  // clean records are dropped first
     for (auto it = records_.begin(); it != records_.end(); ++it) {
-      const auto rank = [](const Record& r) { return std::pair(!r.stored.is_clean(), r.stored.seen_ms); };
+      const auto rank = [](const Record& candidate) {
+        return std::pair(!candidate.stored.is_clean(), candidate.stored.seen_ms);
+      };
       if (!present.contains(it->first) && (oldest == records_.end() || rank(it->second) < rank(oldest->second)))
         oldest = it;
     }
@@ -295,13 +297,13 @@ void Conduct::check() const {
 }
 
 std::map<WorkerId, Conduct::StoredConduct> Conduct::stored_records() const {
-  std::map<WorkerId, StoredConduct> all;
+  std::map<WorkerId, StoredConduct> unclean;
   for (const auto& [id, record] : records_) {
     StoredConduct stored = record.stored;
     stored.role = record.ladder.role();
-    if (!stored.is_clean()) all.emplace(id, std::move(stored));
+    if (!stored.is_clean()) unclean.emplace(id, std::move(stored));
   }
-  return all;
+  return unclean;
 }
 
 }  // namespace echoline::overlay

@@ -19,17 +19,17 @@ Helpers::Choice Helpers::choose(WorkerId worker, std::span<const Candidate> cand
   const auto record = workers_.find(worker);
   Choice choice;
   std::optional<std::tuple<bool, std::uint64_t, std::size_t, WorkerId>> best_rank;  // the least rank wins
-  for (const Candidate& c : candidates) {
-    const std::size_t helped_now = helped_count(c.id);
-    const std::uint64_t cost = c.bytes * (1 + helped_now);
-    if (record != workers_.end() && record->second.tried.contains(c.id)) continue;
+  for (const Candidate& candidate : candidates) {
+    const std::size_t helped_now = helped_count(candidate.id);
+    const std::uint64_t cost = candidate.bytes * (1 + helped_now);
+    if (record != workers_.end() && record->second.tried.contains(candidate.id)) continue;
     if (static_cast<double>(cost) > cost_max) continue;
     choice.some_candidate_full |= helped_now >= kHelpedMax;
     if (helped_now >= kHelpedMax) continue;
-    const auto rank = std::tuple(c.failed, cost, c.children + helped_now, c.id);
+    const auto rank = std::tuple(candidate.failed, cost, candidate.children + helped_now, candidate.id);
     if (best_rank && rank >= *best_rank) continue;
     best_rank = rank;
-    choice.helper = c.id;
+    choice.helper = candidate.id;
   }
   return choice;
 }

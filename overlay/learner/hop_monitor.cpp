@@ -74,7 +74,9 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
   const auto is_not_observed = [&](const auto& item) { return !observed_.contains(item.first); };
   std::erase_if(watched_, is_not_observed);
   std::erase_if(speeds_, is_not_observed);
-  const auto relative_rate = [](const Finding& f) { return f.rate.bits_per_s / f.expected.bits_per_s; };
+  const auto relative_rate = [](const Finding& finding) {
+    return finding.rate.bits_per_s / finding.expected.bits_per_s;
+  };
   const auto median = median_rate();
   std::map<Hop, Finding> found;
   for (auto& [hop, watch] : watched_) {

@@ -77,7 +77,7 @@ Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key
 }
 
 void Identities::drop_answer(ConnId conn) {
-  std::erase_if(pending_answers_, [&](const PendingAnswer& p) { return p.conn == conn; });
+  std::erase_if(pending_answers_, [&](const PendingAnswer& answer) { return answer.conn == conn; });
 }
 
 Result<std::vector<std::byte>> Identities::issue(WorkerId id, const trust::PublicKey& key, double now_unix_s) {

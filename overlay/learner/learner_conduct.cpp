@@ -13,7 +13,7 @@ namespace echoline::overlay {
 bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes) {
   MessageBudget& budget = conduct_.record_of(id, unix_ms(now)).budget;
   switch (budget.take(kind, now, bytes)) {
-    case MessageBudget::Verdict::kTake:
+    case MessageBudget::Verdict::kAccept:
       return true;
     case MessageBudget::Verdict::kDrop:
       return false;
@@ -37,7 +37,7 @@ void LearnerCore::on_malformed(WorkerId id, const std::string& what, TimePoint n
 // The worker accuses another worker that never sent it anything.
 void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId accused, TimePoint now) {
   const WorkerId id = accuser.view.info.id;
-  if (conduct_.record_of(id, unix_ms(now)).budget.take_unfounded(now) == MessageBudget::Verdict::kTooMuch)
+  if (conduct_.record_of(id, unix_ms(now)).budget.take_unfounded_accusation(now) == MessageBudget::Verdict::kTooMuch)
     expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", accused), now);
 }
 
@@ -129,8 +129,8 @@ bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
     const bool parent_has_all = sender->view.installed >= stored->key().version;
     if (!parent_has_all && progress == sender->reported.progress.end()) return false;
     const auto chunks_at_parent = parent_has_all ? chunks_by_stripe(*stored) : progress->second;
-    for (std::uint32_t s = 0; s < std::min(chunks_at_child.size(), chunks_at_parent.size()); ++s)
-      if ((parent.stripe_mask >> s & 1) && chunks_at_parent[s] > chunks_at_child[s]) return true;
+    for (std::uint32_t stripe = 0; stripe < std::min(chunks_at_child.size(), chunks_at_parent.size()); ++stripe)
+      if ((parent.stripe_mask >> stripe & 1) && chunks_at_parent[stripe] > chunks_at_child[stripe]) return true;
     return false;
   });
 }

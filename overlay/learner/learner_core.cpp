@@ -479,7 +479,7 @@ void LearnerCore::on_beat(TimePoint now) {
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   renew_grants(now);
   EdgeStatus status{*beacon_, {}};
-  for (const Broadcast& broadcast : publications_.broadcasts().open())
+  for (const Broadcast& broadcast : publications_.broadcasts().open_broadcasts())
     if (const StoredPublication* stored = store_.find(broadcast.id);
         stored && status.progress.size() < kStatusPublicationsMax)
       status.progress.push_back({broadcast.id, chunks_by_stripe(*stored)});

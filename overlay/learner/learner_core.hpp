@@ -54,7 +54,7 @@ struct LearnerConfig : LearnerRules {
   bool reports_heartbeats = false;  // act::HeartbeatReceived follows each heartbeat
   bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
   // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
-  std::size_t folded_max = 64;
+  std::size_t folded_deltas_max = 64;
   // Makes the application's part of a welcome, at most kWelcomeBytesMax, without side effects. May be empty.
   std::function<std::string(const MemberInfo&)> welcome;
 };

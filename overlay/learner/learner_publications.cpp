@@ -64,8 +64,8 @@ Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, 
     const Status status = store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version);
     if (status || !key.full() || key.version != publications_.newest()) return status;
     const auto& entries = std::as_const(store_).entries();
-    const auto it =
-        std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return is_for_single_workers(e.first); });
+    const auto it = std::find_if(entries.begin(), entries.end(),
+                                 [&](const auto& entry) { return is_for_single_workers(entry.first); });
     if (it == entries.end()) return status;
     store_.erase(PublicationKey(it->first));
   }
@@ -112,11 +112,11 @@ void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
 }
 
 void LearnerCore::close_saved_publications(TimePoint now) {
-  for (const Publications::Closing& c : publications_.take_closing()) {
-    const auto closed = store_.close(c.manifest, c.as_signed);
-    if (!closed) log::error("version {}: {}", c.version, closed.error().message());
-    edges_.raise_target(c.version);  // even if it has expired: it is published, so children must get there
-    publications_.broadcasts().on_closed(c.manifest.publication, now);
+  for (const Publications::Closing& closing : publications_.take_closing()) {
+    const auto closed = store_.close(closing.manifest, closing.as_signed);
+    if (!closed) log::error("version {}: {}", closing.version, closed.error().message());
+    edges_.raise_target(closing.version);  // even if it has expired: it is published, so children must get there
+    publications_.broadcasts().on_closed(closing.manifest.publication, now);
   }
   const auto deltas = deltas_back_to({});
   edges_.set_foldable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
@@ -137,7 +137,7 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
   const auto& entries = store_.entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const auto& [key, stored] = *entry;
-    if (oldest_reached <= from || deltas.size() >= config_.folded_max) break;
+    if (oldest_reached <= from || deltas.size() >= config_.folded_deltas_max) break;
     if (key.version > oldest_reached) continue;
     if (key.version < oldest_reached || !key.base || !stored.complete) break;
     if (policy_bytes > 0 && (bytes += stored.bytes) > policy_bytes / kFoldShare) break;
@@ -171,7 +171,8 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
 std::vector<std::uint32_t> LearnerCore::chunks_by_stripe(const StoredPublication& stored) const {
   const std::uint32_t stripes = topology().stripes();
   std::vector<std::uint32_t> chunks;
-  for (std::uint32_t s = 0; s < stripes; ++s) chunks.push_back(stored.have.count_of({stripes, std::uint64_t{1} << s}));
+  for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
+    chunks.push_back(stored.have.count_of({stripes, std::uint64_t{1} << stripe}));
   return chunks;
 }
 
@@ -230,8 +231,8 @@ Bytes LearnerCore::chunk_size_for(const PublicationKey& key, TimePoint now) cons
     payload = std::max(payload, Bytes{policy_bytes / kDeltaShareMin});
   if (payload.count == 0) return kDefaultChunk;
   std::vector<chains::WorkerLink> links;
-  for (const chains::ChainWorker& w : fleet(now).workers)
-    links.push_back({.id = w.id, .up = w.up, .down = w.down, .delay = {}, .region = w.region});
+  for (const chains::ChainWorker& worker : fleet(now).workers)
+    links.push_back({.id = worker.id, .up = worker.up, .down = worker.down, .delay = {}, .region = worker.region});
   const Duration time_min = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
   return std::max(chains::best_chunk(payload, topology(), time_min), chunk_bytes_min(config_.policy_bytes));
 }
@@ -241,17 +242,18 @@ double LearnerCore::expected_lateness(const Broadcast& broadcast, TimePoint now)
   double lateness = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
-    const chains::ChainWorker w = chain_worker(worker, now);
-    links.push_back({.id = id, .up = w.up, .down = w.down, .delay = {}, .region = w.region});
+    const chains::ChainWorker planned = chain_worker(worker, now);
+    links.push_back({.id = id, .up = planned.up, .down = planned.down, .delay = {}, .region = planned.region});
   }
   if (const StoredPublication* stored = store_.find(broadcast.id))
     if (const auto times =
             chains::broadcast_time(broadcast.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
                                    learner_up(), links, config_.regions)) {
       Duration last_acker{}, others{};  // expected times of the last worker, and of the slowest other one
-      for (const chains::Completion& c : times->workers)
-        if (Duration& slowest = c.id == broadcast.last_acker ? last_acker : others; broadcast.active.contains(c.id))
-          slowest = std::max(slowest, c.time);
+      for (const chains::Completion& completion : times->workers)
+        if (Duration& slowest = completion.id == broadcast.last_acker ? last_acker : others;
+            broadcast.active.contains(completion.id))
+          slowest = std::max(slowest, completion.time);
       if (others > Duration{}) lateness = std::max(1.0, seconds(last_acker) / seconds(others));
     }
   return lateness;
@@ -352,7 +354,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   const auto newest = publications_.newest();
   if (!newest) return;
   Version target = std::min(need.target, *newest);  // later versions were withdrawn
-  const auto& open = publications_.broadcasts().open();
+  const auto& open = publications_.broadcasts().open_broadcasts();
   const bool newest_under_way = !open.empty() && open.back().version == newest;
   if (const auto base = base_of_newest(); base && newest_under_way && !need.full_only && is_late(worker))
     target = std::min(target, *base);  // the newest comes from the parents, and no worker may hold it whole yet

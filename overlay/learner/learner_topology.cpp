@@ -95,7 +95,7 @@ void LearnerCore::plan_now(TimePoint now) {
 }
 
 void LearnerCore::choose_topology_kind(TimePoint now) {
-  if (!plan_.take_comparison(workers_.size(), !publications_.broadcasts().open().empty(), now)) return;
+  if (!plan_.take_comparison(workers_.size(), !publications_.broadcasts().open_broadcasts().empty(), now)) return;
   const StoredPublication* newest_complete = nullptr;  // a delta, if there is one
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
@@ -111,11 +111,14 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
   // Workers that could not be dialled get the median delay of the others.
   const Duration median_delay = delays.empty() ? Duration{} : *middle;
   std::vector<chains::WorkerLink> links;
-  for (chains::ChainWorker& w : fleet.workers) {
-    const WorkerView& view = workers_.at(w.id).view;
-    if (!view.info.up) w.up = std::min({w.up, fleet.learner_up, w.down});
-    links.push_back(
-        {.id = w.id, .up = w.up, .down = w.down, .delay = view.delay.value_or(median_delay), .region = w.region});
+  for (chains::ChainWorker& planned : fleet.workers) {
+    const WorkerView& view = workers_.at(planned.id).view;
+    if (!view.info.up) planned.up = std::min({planned.up, fleet.learner_up, planned.down});
+    links.push_back({.id = planned.id,
+                     .up = planned.up,
+                     .down = planned.down,
+                     .delay = view.delay.value_or(median_delay),
+                     .region = planned.region});
   }
   auto change = plan_.choose(fleet, links,
                              {.payload = {newest_complete->bytes},
@@ -144,7 +147,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
   for (const auto& [id, parents] : this->topology().parents()) {
     Worker& worker = workers_.at(id);
     std::map<WorkerId, std::uint64_t> masks;
-    for (std::uint32_t s = 0; s < stripes; ++s) masks[parents[s]] |= std::uint64_t{1} << s;
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) masks[parents[stripe]] |= std::uint64_t{1} << stripe;
     Assign assign;
     assign.stripe_count = stripes;
     for (const auto& [parent, mask] : masks) {
@@ -213,10 +216,10 @@ void LearnerCore::count_delivered(const Worker& child, const PublicationId& id,
   for (const Parent& edge : assigned->parents) {
     Worker* parent = workers_.find(edge.worker);
     if (!parent) continue;
-    for (std::uint32_t s = 0; s < chunks_now.size(); ++s)
-      if ((edge.stripe_mask >> s & 1) && chunks_now[s] > chunks_before[s])
+    for (std::uint32_t stripe = 0; stripe < chunks_now.size(); ++stripe)
+      if ((edge.stripe_mask >> stripe & 1) && chunks_now[stripe] > chunks_before[stripe])
         parent->view.bytes_delivered +=
-            Bytes{std::uint64_t{chunks_now[s] - chunks_before[s]} * stored->announcement.chunk_bytes};
+            Bytes{std::uint64_t{chunks_now[stripe] - chunks_before[stripe]} * stored->announcement.chunk_bytes};
   }
 }
 
@@ -269,7 +272,7 @@ void LearnerCore::measure_hops(TimePoint now) {
         continue;
       }
       std::uint64_t sender_bytes = 0, receiver_bytes = 0;  // held, of the chunks that cross this hop
-      for (const Broadcast& broadcast : publications_.broadcasts().open()) {
+      for (const Broadcast& broadcast : publications_.broadcasts().open_broadcasts()) {
         const StoredPublication* stored = store_.find(broadcast.id);
         if (!stored) continue;
         const std::uint64_t chunks_total = stored->have.count_of({stripes, edge.stripe_mask});
@@ -278,8 +281,8 @@ void LearnerCore::measure_hops(TimePoint now) {
           const auto it = holder.reported.progress.find(broadcast.id);
           std::uint64_t chunks = 0;
           if (it != holder.reported.progress.end() && it->second.size() == stripes)
-            for (std::uint32_t s = 0; s < stripes; ++s)
-              if (edge.stripe_mask >> s & 1) chunks += it->second[s];
+            for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
+              if (edge.stripe_mask >> stripe & 1) chunks += it->second[stripe];
           return chunks;
         };
         const std::uint64_t sender_chunks = sender ? chunks_held_by(*sender) : chunks_total;

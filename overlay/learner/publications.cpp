@@ -15,14 +15,14 @@ bool Publications::is_published(const Installed& installed) const {
 }
 
 Status Publications::check_next(const PublicationKey& key) const {
-  constexpr std::string_view op = "publish";
+  constexpr std::string_view kOperation = "publish";
   if (announced_ && key.version <= *announced_)
-    return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *announced_);
+    return fail(Code::kInvalid, kOperation, "{}: versions must grow, the last was {}", to_text(key), *announced_);
   if (const auto before_restart = newest_published(); before_restart && key.version < *before_restart)
-    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key),
+    return fail(Code::kInvalid, kOperation, "{}: versions must grow, before the restart it was {}", to_text(key),
                 *before_restart);
   if (key.base && !is_published(*key.base))
-    return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
+    return fail(Code::kInvalid, kOperation, "{}: its base was not published (recently)", to_text(key));
   return ok();
 }
 
@@ -44,7 +44,8 @@ Result<bool> Publications::close(const PublicationKey& key, const Manifest& mani
 void Publications::check() const {
   broadcasts_.check();
   ECHO_CHECK(published_.size() <= kVersionsKept);
-  for (const Closing& c : closing_) ECHO_CHECK(is_published(c.version), "version {} closes unpublished", c.version);
+  for (const Closing& closing : closing_)
+    ECHO_CHECK(is_published(closing.version), "version {} closes unpublished", closing.version);
 }
 
 }  // namespace echoline::overlay

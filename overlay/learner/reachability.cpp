@@ -25,7 +25,7 @@ std::optional<ConnId> Reachability::remove(WorkerId id) {
   move_to(id, Phase::kIdle, kNever);
   workers_.erase(id);
   if (!dialling) return std::nullopt;
-  const auto dial = std::find_if(dials_.begin(), dials_.end(), [&](const auto& d) { return d.second == id; });
+  const auto dial = std::find_if(dials_.begin(), dials_.end(), [&](const auto& entry) { return entry.second == id; });
   const ConnId conn = dial->first;
   dials_.erase(dial);
   return conn;

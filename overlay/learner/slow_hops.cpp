@@ -6,16 +6,16 @@
 namespace echoline::overlay {
 
 std::vector<HopMonitor::Finding> SlowHops::find(TimePoint now) {
-  std::erase_if(suspected_until_, [&](const auto& s) { return s.second <= now; });
+  std::erase_if(suspected_until_, [&](const auto& entry) { return entry.second <= now; });
   std::vector<HopMonitor::Finding> found = monitor_.find();
   // A worker that receives slowly from several parents at once is the cause, whatever their uplinks do.
   std::map<WorkerId, std::size_t> slow_parents;
-  for (const HopMonitor::Finding& f : found)
-    if (++slow_parents[f.hop.to] == 2) suspected_until_[f.hop.to] = now + kSuspicionTime;
+  for (const HopMonitor::Finding& finding : found)
+    if (++slow_parents[finding.hop.to] == 2) suspected_until_[finding.hop.to] = now + kSuspicionTime;
   std::set<WorkerId> workers_of_kept_hops;
-  std::erase_if(found, [&](const HopMonitor::Finding& f) {
-    if (workers_of_kept_hops.contains(f.hop.from) || workers_of_kept_hops.contains(f.hop.to)) return true;
-    workers_of_kept_hops.insert({f.hop.from, f.hop.to});
+  std::erase_if(found, [&](const HopMonitor::Finding& finding) {
+    if (workers_of_kept_hops.contains(finding.hop.from) || workers_of_kept_hops.contains(finding.hop.to)) return true;
+    workers_of_kept_hops.insert({finding.hop.from, finding.hop.to});
     return false;
   });
   return found;

@@ -35,7 +35,7 @@ chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoin
   if (!is_trees()) {
     chains::Topology next = topology_;
     for (const chains::ChainWorker& worker : fleet.workers)
-      if (!topology_.contains(worker.id)) next = chains::append(next, worker);
+      if (!topology_.contains(worker.id)) next = chains::add_worker(next, worker);
     return next;
   }
   chains::RepairedTrees trees = repair(std::nullopt, fleet);
@@ -66,17 +66,17 @@ chains::Topology TopologyPlan::accept_repaired(chains::RepairedTrees trees, Time
 }
 
 chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoint now) {
-  return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::detach(topology_, id);
+  return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::remove_worker(topology_, id);
 }
 
 chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now) {
   if (is_trees()) return accept_repaired(repair(id, fleet), now);
   if (topology_.policy == kStripes)
     return next(fleet, /*under_way=*/true, now);  // the worker's uplink counts differently now
-  const auto worker =
-      std::find_if(fleet.workers.begin(), fleet.workers.end(), [&](const auto& w) { return w.id == id; });
+  const auto worker = std::find_if(fleet.workers.begin(), fleet.workers.end(),
+                                   [&](const auto& candidate) { return candidate.id == id; });
   ECHO_CHECK(worker != fleet.workers.end(), "worker {} has a place and is not heard", id);
-  return chains::append(chains::detach(topology_, id), *worker);
+  return chains::add_worker(chains::remove_worker(topology_, id), *worker);
 }
 
 bool TopologyPlan::take_comparison(std::size_t workers, bool broadcasting, TimePoint now) {
@@ -97,8 +97,9 @@ std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std
   faster_in_a_row_ = is_faster ? faster_in_a_row_ + 1 : 0;
   if (faster_in_a_row_ < kFasterInARow) return std::nullopt;
   faster_in_a_row_ = 0;
-  const auto current = std::find_if(choice->candidates.begin(), choice->candidates.end(),
-                                    [&](const chains::Candidate& c) { return c.policy == topology_.policy; });
+  const auto current =
+      std::find_if(choice->candidates.begin(), choice->candidates.end(),
+                   [&](const chains::Candidate& candidate) { return candidate.policy == topology_.policy; });
   std::string text = fmt::format(
       "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in "
       "less than {}",

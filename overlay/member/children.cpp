@@ -121,13 +121,13 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
       return refuse(conn, worker, granted.error().message());
     transport_.admit(conn);  // the list of its chunks may be long
     if (hello->have_follows) return pending_peers_.await_have(conn, std::move(*hello), now + Core::kHandshakeTimeout);
-    return open(conn, worker, std::move(*hello), now);
+    return open_edge(conn, worker, std::move(*hello), now);
   }
   if (auto* have = std::get_if<Have>(&*message); have && pending.hello) {
     if (!within_budget(worker, MessageBudget::Kind::kHave, frame.body.size(), now))
       return refuse(conn, worker, "it says too much");
     pending.hello->have = std::move(*have);
-    return open(conn, worker, std::move(*pending.hello), now);
+    return open_edge(conn, worker, std::move(*pending.hello), now);
   }
   // A parent that was asked to dial introduces itself by its status.
   if (!std::holds_alternative<EdgeStatus>(*message) || !parents_.on_dialled_by(worker, conn, now))
@@ -135,7 +135,7 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
   pending_peers_.erase(conn);
 }
 
-void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
+void Children::open_edge(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
   pending_peers_.erase(conn);
   const bool helped = hello.catch_up_to.has_value();
   const bool wanted_was_checked =
@@ -145,7 +145,7 @@ void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now)
   if (hello.stream == 0)  // a new edge replaces the old one, whose connections are dead
     for (const ConnId old : edges_.connections_of(child, helped)) close(old);
   const bool adds_stream = hello.stream != 0 && !edges_.connections_of(child, helped).empty();
-  if ((adds_stream && !parents_.has_room_for_streams(connections())) ||
+  if ((adds_stream && !parents_.has_room_for_streams(non_parent_connections())) ||
       !edges_.open(conn, child, std::move(hello), now))
     close(conn);
 }
@@ -177,8 +177,8 @@ void Children::dial_more_streams(WorkerId child, std::size_t streams) {
                                            [&](const auto& dialled) { return dialled.second.worker == child; });
   if (dialled_before == dialled_.end()) return;
   const DialChild target = dialled_before->second;
-  for (std::size_t n = edges_.connections_of(child).size();
-       n < std::min<std::size_t>(streams, StreamProbe::kStreamsMax); ++n)
+  for (std::size_t connected = edges_.connections_of(child).size();
+       connected < std::min<std::size_t>(streams, StreamProbe::kStreamsMax); ++connected)
     dialled_.insert_or_assign(transport_.dial(target.endpoint, act::Service::kData, target.worker), target);
 }
 
@@ -187,7 +187,7 @@ void Children::dial_more_streams(WorkerId child, std::size_t streams) {
 bool Children::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
   const auto is_connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
   const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), is_connected, now);
-  if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
+  if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kAccept;
   log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", config_.state.worker, child,
             echoline::to_text(ChildBudgets::kBarredTime), budgets_.limit_text(child, kind));
   for (const ConnId conn : edges_.connections_of(child)) close(conn);

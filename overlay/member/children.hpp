@@ -1,5 +1,6 @@
 // The nodes to which a worker sends: its children. Each shows a grant, the learner's signed proof that this worker must
-// serve it. Also holds the connections whose peer has not sent its request yet. No I/O and no clock.
+// serve it. An edge is the connections over which this worker sends to one child. Also holds the connections whose peer
+// has not sent its request yet. No I/O and no clock.
 #pragma once
 #include "overlay/edge_sender.hpp"
 #include "overlay/member/child_budgets.hpp"
@@ -42,13 +43,13 @@ class Children {
 
   const EdgeSender& edges() const { return edges_; }
   // Open connections other than those to parents: the one to the learner, and those of children.
-  std::size_t connections() const { return 1 + edges_.connections(); }
+  std::size_t non_parent_connections() const { return 1 + edges_.connections(); }
   void check() const;  // aborts if an invariant is broken
 
  private:
   void add_pending_peer(ConnId conn, PeerInfo peer, TimePoint now);
   void on_pending_peer(ConnId conn, PendingPeer pending, const Frame& frame, TimePoint now);
-  void open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
+  void open_edge(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void on_child_frame(ConnId conn, WorkerId child, const Frame& frame, TimePoint now);
   void dial_more_streams(WorkerId child, std::size_t streams);
   bool within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now);

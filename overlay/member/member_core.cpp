@@ -243,7 +243,7 @@ void MemberCore::on_timer(TimePoint now) {
     if (install_state_.newest() && stall_.take_stall(now) && install_state_.is_behind()) on_stall(now);
   }
   if (learner_.take_beat(now)) send_heartbeat(now);
-  parents_.on_timer(children_.connections(), now);
+  parents_.on_timer(children_.non_parent_connections(), now);
   if (learner_.membership().may_leave(children_.edges().connections() > 0, learner_.heartbeat(), now))
     return leave("drained", now);
   children_.on_timer(now);

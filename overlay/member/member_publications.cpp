@@ -191,8 +191,9 @@ void MemberCore::deliver(TimePoint now) {
 
 void MemberCore::activate_staged(TimePoint now) {
   const InstallState::Staged& staged = *install_state_.staged();
-  if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(),
-                  [&](const act::Deliver& d) { return d.spooled && !store_.find(*d.spooled); })) {
+  if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(), [&](const act::Deliver& staged_delivery) {
+        return staged_delivery.spooled && !store_.find(*staged_delivery.spooled);
+      })) {
     install_state_.unstage();  // the disk lost it while the floor was being saved
     stall_.on_chunks_lost();
     stall_.on_position_void(now);

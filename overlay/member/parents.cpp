@@ -305,11 +305,11 @@ bool Parents::holds_missing_chunks(const Upstream& upstream) const {
     const StoredPublication* stored = store_.find(id);
     if (!stored || (position && stored->key().version <= *position)) continue;  // not announced, or not wanted any more
     const auto stripes = static_cast<std::uint32_t>(chunks.size());
-    for (std::uint32_t s = 0; s < stripes; ++s) {
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
       const bool is_wanted =
-          upstream.is_helper() || (stripes == stripes_ && upstream.terms.parent.stripe_mask >> s & 1);
+          upstream.is_helper() || (stripes == stripes_ && upstream.terms.parent.stripe_mask >> stripe & 1);
       if (is_wanted && std::has_single_bit(stripes) &&
-          chunks[s] > stored->have.count_of({stripes, std::uint64_t{1} << s}))
+          chunks[stripe] > stored->have.count_of({stripes, std::uint64_t{1} << stripe}))
         return true;
     }
   }
@@ -320,8 +320,8 @@ std::vector<Progress> Parents::progress() const {
   std::vector<Progress> all;
   for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && all.size() < kProgressMax; ++it) {
     Progress item{.publication = it->second.id, .chunks = {}};
-    for (std::uint32_t s = 0; s < stripes_; ++s)
-      item.chunks.push_back(it->second.have.count_of({stripes_, std::uint64_t{1} << s}));
+    for (std::uint32_t stripe = 0; stripe < stripes_; ++stripe)
+      item.chunks.push_back(it->second.have.count_of({stripes_, std::uint64_t{1} << stripe}));
     all.push_back(std::move(item));
   }
   return all;

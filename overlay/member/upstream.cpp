@@ -50,7 +50,7 @@ std::optional<ConnId> Upstream::open_conn() const {
 }
 
 std::vector<Upstream::Stream>::iterator Upstream::find(ConnId conn) {
-  return std::find_if(streams_.begin(), streams_.end(), [&](const Stream& s) { return s.conn == conn; });
+  return std::find_if(streams_.begin(), streams_.end(), [&](const Stream& stream) { return stream.conn == conn; });
 }
 
 void Upstream::add_dialled(ConnId conn) {
@@ -90,7 +90,7 @@ void Upstream::postpone(Duration suspended_for, TimePoint now) {
 void Upstream::on_status(const std::vector<Progress>& progress, TimePoint now) {
   status_meter_.on_regular_message(now);
   progress_.clear();
-  for (const Progress& p : progress) progress_[p.publication] = p.chunks;
+  for (const Progress& report : progress) progress_[report.publication] = report.chunks;
 }
 
 void Upstream::check() const {

@@ -87,19 +87,19 @@ Result<Authority> Authority::create(std::string run_id, SigningKey key) {
 }
 
 Result<std::vector<std::byte>> Authority::issue(const CertificateRequest& request) const {
-  constexpr std::string_view op = "issue certificate";
+  constexpr std::string_view kOperation = "issue certificate";
   const bool is_for_worker = request.kind == PeerIdentity::Kind::kWorker;
   if (request.kind == PeerIdentity::Kind::kNobody || is_for_worker == (request.worker == kLearnerId))
-    return fail(Code::kInvalid, op, "expected the learner (worker id 0) or a worker (1 or more), found worker id {}",
-                request.worker);
+    return fail(Code::kInvalid, kOperation,
+                "expected the learner (worker id 0) or a worker (1 or more), found worker id {}", request.worker);
   if (request.serial == 0 || request.serial >> 63)
-    return fail(Code::kInvalid, op, "expected a serial of 1 to 2^63-1, found {}", request.serial);
+    return fail(Code::kInvalid, kOperation, "expected a serial of 1 to 2^63-1, found {}", request.serial);
   if (request.lifetime < std::chrono::seconds(1) || (is_for_worker && request.lifetime > kWorkerLifetimeMax))
-    return fail(Code::kInvalid, op, "expected a lifetime of 1 s or more, of at most {} for a worker, found {}",
+    return fail(Code::kInvalid, kOperation, "expected a lifetime of 1 s or more, of at most {} for a worker, found {}",
                 echoline::to_text(kWorkerLifetimeMax), echoline::to_text(request.lifetime));
   const auto lifetime_s = std::chrono::floor<std::chrono::seconds>(request.lifetime).count();
   if (!(request.now_unix_s >= 0 && request.now_unix_s < static_cast<double>(kNoEnd - lifetime_s)))
-    return fail(Code::kInvalid, op, "expected a time between 1970 and 9999, found {} s", request.now_unix_s);
+    return fail(Code::kInvalid, kOperation, "expected a time between 1970 and 9999, found {} s", request.now_unix_s);
   const auto now = static_cast<std::int64_t>(request.now_unix_s);
   const std::string name = is_for_worker ? fmt::format("worker-{}", request.worker) : "learner";
   const Verifier subject(request.subject);

@@ -17,7 +17,7 @@ namespace echoline::overlay::trust {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kOp = "open run authority";
+constexpr std::string_view kOperation = "open run authority";
 constexpr std::size_t kPemBytesMax = 64 * 1024;
 
 BioPtr memory_bio() {
@@ -34,8 +34,8 @@ std::string content(BIO& bio) {
 
 std::string certificate_pem(const Authority& authority) {
   const BioPtr bio = memory_bio();
-  const CertificatePtr x = parse_certificate(authority.certificate());
-  ECHO_CHECK(x && PEM_write_bio_X509(bio.get(), x.get()) == 1, "{}", openssl_error());
+  const CertificatePtr x509 = parse_certificate(authority.certificate());
+  ECHO_CHECK(x509 && PEM_write_bio_X509(bio.get(), x509.get()) == 1, "{}", openssl_error());
   return content(*bio);
 }
 
@@ -53,19 +53,19 @@ Secret key_and_certificate_pem(const Authority& authority) {
 // Writes a file that only the owner may read, unless one exists: that one stays. Either way, a complete file is on disk
 // afterwards.
 Status write_private_once(const fs::path& path, std::string_view text) {
-  constexpr std::string_view op = "write run authority";
+  constexpr std::string_view kWriteOperation = "write run authority";
   std::string temporary = (path.parent_path() / ("." + path.filename().string() + ".XXXXXX")).string();
   const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
-  if (fd.get() < 0) return os_error(op, path);
+  if (fd.get() < 0) return os_error(kWriteOperation, path);
   const bool written =
       ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
   // Unlike rename(), link() never replaces a file.
   const bool file_exists = written && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
-  const Error error = os_error(op, path);  // before unlink() changes errno
+  const Error error = os_error(kWriteOperation, path);  // before unlink() changes errno
   ::unlink(temporary.c_str());
   if (!file_exists) return error;
   const Descriptor folder(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0 || ::fsync(folder.get()) != 0) return os_error(op, path.parent_path());
+  if (folder.get() < 0 || ::fsync(folder.get()) != 0) return os_error(kWriteOperation, path.parent_path());
   return ok();
 }
 
@@ -82,10 +82,10 @@ std::optional<SigningKey> to_signing_key(EVP_PKEY& key) {
 
 Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return os_error(kOp, path);
-  if (!S_ISREG(info.st_mode)) return fail(Code::kInvalid, kOp, "{}: expected a plain file", path.string());
+  if (::lstat(path.c_str(), &info) != 0) return os_error(kOperation, path);
+  if (!S_ISREG(info.st_mode)) return fail(Code::kInvalid, kOperation, "{}: expected a plain file", path.string());
   if (info.st_mode & 077)
-    return fail(Code::kInvalid, kOp,
+    return fail(Code::kInvalid, kOperation,
                 "{}: expected a file that only its owner can read (mode 600), found mode {:o}: "
                 "any user with access can join the run; chmod 600 it, or start a new run",
                 path.string(), info.st_mode & 0777);
@@ -97,21 +97,22 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   const KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
   const CertificatePtr certificate(key ? PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr) : nullptr);
   const std::optional<SigningKey> signing = key ? to_signing_key(*key) : std::nullopt;
-  const Result<AuthorityInfo> stored =
-      certificate ? read_authority(*certificate) : Result<AuthorityInfo>(fail(Code::kCorrupt, kOp, "no certificate"));
+  const Result<AuthorityInfo> stored = certificate
+                                           ? read_authority(*certificate)
+                                           : Result<AuthorityInfo>(fail(Code::kCorrupt, kOperation, "no certificate"));
   ERR_clear_error();
   if (!signing || !stored)
-    return fail(Code::kCorrupt, kOp,
+    return fail(Code::kCorrupt, kOperation,
                 "{}: expected an Ed25519 key and its certificate (PEM), found something else or a part: restore the "
                 "file, or remove it and start a new run",
                 path.string());
   if (stored->run_id != run_id)
-    return fail(Code::kInvalid, kOp, "{}: expected the key of run '{}', found that of run '{}'", path.string(), run_id,
-                stored->run_id);
+    return fail(Code::kInvalid, kOperation, "{}: expected the key of run '{}', found that of run '{}'", path.string(),
+                run_id, stored->run_id);
   // The certificate follows from run id and key, so it can be made again and compared.
   ECHO_ASSIGN(Authority authority, Authority::create(run_id, *signing));
   if (to_der(*certificate) != authority.certificate())
-    return fail(Code::kCorrupt, kOp, "{}: the certificate does not belong to the key", path.string());
+    return fail(Code::kCorrupt, kOperation, "{}: the certificate does not belong to the key", path.string());
   return authority;
 }
 
@@ -122,7 +123,7 @@ Status write_or_check_certificate(const fs::path& path, const Authority& authori
   if (!found && found.error().code == Code::kNotFound) return write_file_atomic(path, expected);
   if (!found) return found.error();
   if (*found != expected)
-    return fail(Code::kCorrupt, kOp,
+    return fail(Code::kCorrupt, kOperation,
                 "{}: expected the certificate in run.key, found something else: remove it to have "
                 "it written again",
                 path.string());

@@ -29,7 +29,7 @@ Hash Hasher::finish() const {
 
 std::string to_hex(const Hash& hash) {
   std::string text;
-  for (const std::byte b : hash) text += fmt::format("{:02x}", std::to_integer<unsigned>(b));
+  for (const std::byte byte : hash) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
   return text;
 }
 

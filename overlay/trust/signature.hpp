@@ -29,7 +29,7 @@ struct Signature {
 class SigningKey {
  public:
   using Seed = std::array<std::byte, 32>;
-  struct Parsed;  // inside overlay/
+  struct Parsed;  // defined in overlay/trust/, used only inside overlay/
 
   // Every seed is a valid private key.
   explicit SigningKey(const Seed& seed);
@@ -51,7 +51,7 @@ class SigningKey {
 // A parsed public key, for repeated use.
 class Verifier {
  public:
-  struct Parsed;  // inside overlay/
+  struct Parsed;  // defined in overlay/trust/, used only inside overlay/
 
   // Accepts any 32 bytes. If they are not a point of the curve, every verification fails.
   explicit Verifier(const PublicKey& key);

@@ -25,8 +25,8 @@ constexpr std::size_t kTokenBytesMax = kFixedBytes + 2 * kInstanceBytesMax + 1 +
 std::string encode_base64url(std::span<const std::byte> bytes) {
   std::string text;
   unsigned bits = 0, bit_count = 0;  // the last `bit_count` bits of `bits` are not encoded yet
-  for (const std::byte b : bytes) {
-    bits = bits << 8 | std::to_integer<unsigned>(b);
+  for (const std::byte byte : bytes) {
+    bits = bits << 8 | std::to_integer<unsigned>(byte);
     for (bit_count += 8; bit_count >= 6; bit_count -= 6) text += kAlphabet[bits >> (bit_count - 6) & 63];
   }
   if (bit_count > 0) text += kAlphabet[bits << (6 - bit_count) & 63];
@@ -119,15 +119,16 @@ Nonce random_nonce() {
 
 Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
                            Duration lifetime, std::string_view host) {
-  constexpr std::string_view op = "issue join token";
+  constexpr std::string_view kOperation = "issue join token";
   if (!host.empty() && !is_valid_instance(host))
-    return fail(Code::kInvalid, op, "expected a host of at most {} printable ASCII characters, found {} bytes",
+    return fail(Code::kInvalid, kOperation, "expected a host of at most {} printable ASCII characters, found {} bytes",
                 kInstanceBytesMax, host.size());
   if (!is_valid_instance(instance))
-    return fail(Code::kInvalid, op, "expected an instance of 1 to {} printable ASCII characters, found {} bytes",
-                kInstanceBytesMax, instance.size());
+    return fail(Code::kInvalid, kOperation,
+                "expected an instance of 1 to {} printable ASCII characters, found {} bytes", kInstanceBytesMax,
+                instance.size());
   if (!(now_unix_s >= 0 && now_unix_s < kUnixSecondsMax) || lifetime <= Duration{})
-    return fail(Code::kInvalid, op, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
+    return fail(Code::kInvalid, kOperation, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
                 echoline::to_text(lifetime));
   const auto expires = static_cast<std::uint64_t>(std::ceil(now_unix_s + seconds(lifetime)));
   std::vector<std::byte> bytes = encode({.authority = authority.fingerprint(),
@@ -147,16 +148,16 @@ Result<JoinToken> read_token(const Secret& text) {
 
 Result<JoinToken> check_token(const Secret& text, const Authority& authority, double now_unix_s,
                               std::string_view instance) {
-  constexpr std::string_view op = "check join token";
+  constexpr std::string_view kOperation = "check join token";
   ECHO_ASSIGN(ParsedToken parsed, parse(text));
   const JoinToken& token = parsed.token;
   if (token.authority != authority.fingerprint() ||
       !verify(authority.public_key(), kContext, parsed.fields, parsed.signature))
-    return fail(Code::kCorrupt, op, "expected a token of run '{}', found one that its learner has not issued",
+    return fail(Code::kCorrupt, kOperation, "expected a token of run '{}', found one that its learner has not issued",
                 authority.run_id());
-  if (token.instance != instance) return fail(Code::kInvalid, op, "the token was issued for another instance");
+  if (token.instance != instance) return fail(Code::kInvalid, kOperation, "the token was issued for another instance");
   if (!(now_unix_s < static_cast<double>(token.expires_unix_s)))
-    return fail(Code::kStale, op, "the token expired {:.0f} s ago: ask for a new one",
+    return fail(Code::kStale, kOperation, "the token expired {:.0f} s ago: ask for a new one",
                 now_unix_s - static_cast<double>(token.expires_unix_s));
   return std::move(parsed.token);
 }

@@ -37,23 +37,25 @@ BundleTerms terms_of(const BundleFile& bundle, const trust::Authority& authority
 }
 
 Result<BundleFile> open_bundle(const std::filesystem::path& path) {
-  constexpr std::string_view op = "read bundle";
+  constexpr std::string_view kOperation = "read bundle";
   BundleFile bundle;
   bundle.file = std::make_shared<Descriptor>(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   const int fd = bundle.file->get();
   struct stat info {};
-  if (fd < 0 || ::fstat(fd, &info) != 0) return os_error(op, path);
+  if (fd < 0 || ::fstat(fd, &info) != 0) return os_error(kOperation, path);
   if (!S_ISREG(info.st_mode) || info.st_size == 0)
-    return fail(Code::kInvalid, op, "{}: expected a file that `echoline bundle` has made", path.string());
+    return fail(Code::kInvalid, kOperation, "{}: expected a file that `echoline bundle` has made", path.string());
   bundle.size = Bytes{static_cast<std::uint64_t>(info.st_size)};
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
   std::vector<char> buffer(1 << 20);
   for (std::uint64_t offset = 0; offset < bundle.size.count;) {
-    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
-    if (n <= 0) return n < 0 ? os_error(op, path) : fail(Code::kIo, op, "{}: it has become shorter", path.string());
-    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(n));
-    offset += static_cast<std::uint64_t>(n);
+    const ssize_t bytes_read = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
+    if (bytes_read <= 0)
+      return bytes_read < 0 ? os_error(kOperation, path)
+                            : fail(Code::kIo, kOperation, "{}: it has become shorter", path.string());
+    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(bytes_read));
+    offset += static_cast<std::uint64_t>(bytes_read);
   }
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int digest_bytes = 0;

@@ -16,37 +16,39 @@ Connection* Connections::find(ConnId id) const {
   return it == all_.end() || it->second->is_leaving() ? nullptr : it->second.get();
 }
 
-bool Connections::release(Connection& c) {
-  const auto it = all_.find(c.id);
-  if (it == all_.end() || it->second.get() != &c) return false;
-  set_proven(c);
-  set_deadline(c, kNever);
+bool Connections::release(Connection& connection) {
+  const auto it = all_.find(connection.id);
+  if (it == all_.end() || it->second.get() != &connection) return false;
+  set_proven(connection);
+  set_deadline(connection, kNever);
   (void)it->second.release();
   all_.erase(it);
   return true;
 }
 
 void Connections::postpone_deadlines(Duration by) {
-  for (const auto& [id, c] : all_)
-    if (c->deadline != kNever) set_deadline(*c, c->deadline + by);
+  for (const auto& [id, connection] : all_)
+    if (connection->deadline != kNever) set_deadline(*connection, connection->deadline + by);
 }
 
-void Connections::set_unproven(Connection& c, std::string network) {
-  c.unproven_network = std::move(network);
-  unproven_.add(c.id, c.unproven_network);
+void Connections::set_unproven(Connection& connection, std::string network) {
+  connection.unproven_network = std::move(network);
+  unproven_.add(connection.id, connection.unproven_network);
 }
 
-void Connections::set_proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_network, {})); }
+void Connections::set_proven(Connection& connection) {
+  unproven_.remove(connection.id, std::exchange(connection.unproven_network, {}));
+}
 
 Connection* Connections::first_to_close() const {
   for (const auto& [at, id] : deadlines_.all())
-    if (Connection& c = *all_.at(id); c.is_leaving()) return &c;
+    if (Connection& connection = *all_.at(id); connection.is_leaving()) return &connection;
   const auto unproven_id = unproven_.oldest_of_largest_network();
   return unproven_id ? all_.at(*unproven_id).get() : nullptr;
 }
 
-void Connections::mark_for_flush(Connection& c) {
-  if (!std::exchange(c.needs_flush, true)) flush_list_.push_back(c.id);
+void Connections::mark_for_flush(Connection& connection) {
+  if (!std::exchange(connection.needs_flush, true)) flush_list_.push_back(connection.id);
 }
 
 bool Connections::any_is_leaving() const {
@@ -56,13 +58,13 @@ bool Connections::any_is_leaving() const {
 void Connections::check() const {
   unproven_.check();
   std::size_t unproven = 0, deadlines = 0, to_flush = 0;
-  for (const auto& [id, c] : all_) {
-    c->check();
-    unproven += !c->unproven_network.empty();
-    deadlines += c->deadline != kNever;
-    to_flush += c->needs_flush;
-    ECHO_CHECK(c->deadline == kNever || deadlines_.all().contains({c->deadline, id}), "{}: its deadline is not kept",
-               id);
+  for (const auto& [id, connection] : all_) {
+    connection->check();
+    unproven += !connection->unproven_network.empty();
+    deadlines += connection->deadline != kNever;
+    to_flush += connection->needs_flush;
+    ECHO_CHECK(connection->deadline == kNever || deadlines_.all().contains({connection->deadline, id}),
+               "{}: its deadline is not kept", id);
   }
   ECHO_CHECK(unproven == unproven_.size(), "{} connections are unproven, {} are counted", unproven, unproven_.size());
   ECHO_CHECK(deadlines == deadlines_.all().size(), "a deadline of a connection that is gone");

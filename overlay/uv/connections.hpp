@@ -20,23 +20,23 @@ class Connections {
   // Null if the connection is gone or leaving.
   Connection* find(ConnId id) const;
   // Forgets the connection, which its socket's close() deletes. Returns false if it was forgotten before.
-  bool release(Connection& c);
+  bool release(Connection& connection);
 
-  void set_deadline(Connection& c, TimePoint at) { deadlines_.set(c.id, c.deadline, at); }
+  void set_deadline(Connection& connection, TimePoint at) { deadlines_.set(connection.id, connection.deadline, at); }
   TimePoint first_deadline() const { return deadlines_.first(); }
   Connection& with_first_deadline() const { return *all_.at(deadlines_.all().begin()->second); }
   void postpone_deadlines(Duration by);
 
-  void set_unproven(Connection& c, std::string network);
+  void set_unproven(Connection& connection, std::string network);
   // The handshake is done, or the connection leaves.
-  void set_proven(Connection& c);
+  void set_proven(Connection& connection);
   bool is_full() const { return all_.size() >= limits_.total; }
   bool has_too_many_unproven() const { return unproven_.size() > limits_.unproven; }
   // The connection to close if there are too many: one that is closing anyway, or the oldest unproven one of the
   // network with the most. Null if there is none.
   Connection* first_to_close() const;
 
-  void mark_for_flush(Connection& c);
+  void mark_for_flush(Connection& connection);
   // Calls `flush` for each connection marked since the last call.
   template <class Flush>
   void flush_marked(Flush flush) {
@@ -52,7 +52,7 @@ class Connections {
     for (auto it = next; it != all_.end(); ++it) use(*it->second);
     for (auto it = all_.begin(); it != next; ++it) use(*it->second);
   }
-  void set_last_read(const Connection& c) { last_read_ = c.id; }
+  void set_last_read(const Connection& connection) { last_read_ = connection.id; }
 
   Connection* any() const { return all_.empty() ? nullptr : all_.begin()->second.get(); }
   bool any_is_leaving() const;

@@ -52,12 +52,13 @@ void Dialler::find_address(const Endpoint& to, Use use) {
 
 FoundAddress Dialler::choose(const Endpoint& to, int status, const addrinfo* found) {
   std::vector<sockaddr_storage> addresses;
-  for (const addrinfo* a = found; a && addresses.size() < kAddressesMax; a = a->ai_next) {
-    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+  for (const addrinfo* candidate = found; candidate && addresses.size() < kAddressesMax;
+       candidate = candidate->ai_next) {
+    if (candidate->ai_family != AF_INET && candidate->ai_family != AF_INET6) continue;
     sockaddr_storage address{};
-    std::memcpy(&address, a->ai_addr, a->ai_addrlen);
-    (a->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port) = htons(to.port);
+    std::memcpy(&address, candidate->ai_addr, candidate->ai_addrlen);
+    (candidate->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                      : reinterpret_cast<sockaddr_in*>(&address)->sin_port) = htons(to.port);
     addresses.push_back(address);
   }
   if (addresses.empty())

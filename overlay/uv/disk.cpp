@@ -1,4 +1,5 @@
-// The disk's thread: state file and spools. Called by the driver and, before it starts, by WorkerNode.
+// The disk's thread: state file and spools. A spool is a publication on disk. Called by the driver and, before the
+// driver starts, by WorkerNode.
 #include "overlay/uv/disk.hpp"
 
 #include <fcntl.h>
@@ -22,18 +23,19 @@ constexpr std::size_t kStateBytesMax = 16 << 20;
 
 std::string hex_of(const PublicationId& id) {
   std::string text;
-  for (const std::byte b : id) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  for (const std::byte byte : id) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
   return text;
 }
 
-Status write_at(int fd, std::span<const std::byte> bytes, std::optional<std::uint64_t> offset) {
+// Without `offset`, appends.
+Status write_all(int fd, std::span<const std::byte> bytes, std::optional<std::uint64_t> offset) {
   while (!bytes.empty()) {
-    const ssize_t n = offset ? ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(*offset))
-                             : ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail(Code::kIo, "write spool", "{}", std::strerror(errno));
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-    if (offset) *offset += static_cast<std::uint64_t>(n);
+    const ssize_t bytes_written = offset ? ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(*offset))
+                                         : ::write(fd, bytes.data(), bytes.size());
+    if (bytes_written < 0 && errno == EINTR) continue;
+    if (bytes_written < 0) return fail(Code::kIo, "write spool", "{}", std::strerror(errno));
+    bytes = bytes.subspan(static_cast<std::size_t>(bytes_written));
+    if (offset) *offset += static_cast<std::uint64_t>(bytes_written);
   }
   return ok();
 }
@@ -44,10 +46,10 @@ std::optional<std::vector<std::byte>> read_at(int fd, std::uint64_t offset, std:
   std::size_t bytes_read = 0;
   while (bytes_read < size) {
     const auto read_offset = static_cast<off_t>(offset + bytes_read);
-    const ssize_t n = ::pread(fd, bytes.data() + bytes_read, size - bytes_read, read_offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return std::nullopt;
-    bytes_read += static_cast<std::size_t>(n);
+    const ssize_t count = ::pread(fd, bytes.data() + bytes_read, size - bytes_read, read_offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return std::nullopt;
+    bytes_read += static_cast<std::size_t>(count);
   }
   return bytes;
 }
@@ -78,7 +80,8 @@ fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
 
 Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", kStateBytesMax); }
 
-void Disk::recover(const std::function<bool(Frame)>& use) {
+// `on_frame` returns whether the frame's publication is still needed. Spools without such a frame are deleted.
+void Disk::recover(const std::function<bool(Frame)>& on_frame) {
   std::vector<fs::path> logs, payloads_without_log;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_ / "spool", error)) {
@@ -88,22 +91,23 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
       payloads_without_log.push_back(entry.path());
   }
   for (const fs::path& path : payloads_without_log) fs::remove(path, error);
-  std::sort(logs.begin(), logs.end());
+  std::sort(logs.begin(), logs.end());  // recovery must not depend on the folder's order
   for (const fs::path& path : logs) {
     const Descriptor log_file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     const Descriptor payload(::open(fs::path(path).replace_extension(".payload").c_str(), O_RDWR | O_CLOEXEC));
     if (log_file.get() < 0) continue;
     FrameDecoder decoder;
+    // Lifts the limit on frames, which is for peers that are not identified yet.
     decoder.admit();
     std::uint64_t log_offset = 0, readable_end = 0;  // `readable_end`: the end of the last readable frame in the log
     std::uint64_t chunk_bytes = 0, payload_end = 0;  // `payload_end`: the end of the last chunk in the payload
     bool is_needed = false;
     for (bool is_readable = true; is_readable;) {
       const std::span<std::byte> room = decoder.room();
-      const ssize_t n = ::pread(log_file.get(), room.data(), room.size(), static_cast<off_t>(log_offset));
-      if (n <= 0) break;
-      log_offset += static_cast<std::uint64_t>(n);
-      if (!decoder.advance(static_cast<std::size_t>(n))) break;
+      const ssize_t bytes_read = ::pread(log_file.get(), room.data(), room.size(), static_cast<off_t>(log_offset));
+      if (bytes_read <= 0) break;
+      log_offset += static_cast<std::uint64_t>(bytes_read);
+      if (!decoder.advance(static_cast<std::size_t>(bytes_read))) break;
       // The log holds only heads of chunks: their bytes are in the payload.
       if (const ChunkHead* head = decoder.awaiting_chunk()) {
         const auto bytes =
@@ -111,7 +115,7 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
         is_readable = bytes && decoder.adopt(Slice(std::vector<std::byte>(*bytes)));
       }
       if (auto frame = decoder.take()) {
-        readable_end = log_offset;
+        readable_end = log_offset;  // room() ends where the frame ends, so each read does too
         if (frame->type == FrameType::kControl) {
           const auto message = decode_control(frame->body.bytes());
           if (message && std::holds_alternative<SignedAnnouncement>(*message))
@@ -119,7 +123,7 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
         }
         if (frame->type == FrameType::kChunk)
           payload_end = std::max(payload_end, frame->chunk.index * chunk_bytes + frame->chunk.length);
-        is_needed = use(std::move(*frame)) || is_needed;
+        is_needed = on_frame(std::move(*frame)) || is_needed;
       }
     }
     if (!is_needed) {
@@ -146,7 +150,7 @@ void Disk::push(std::function<void()> job) {
 }
 
 void Disk::run_jobs() {
-  request_short_time_slices();
+  request_short_time_slices();  // because the driver waits for the results of these short jobs
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
@@ -166,6 +170,8 @@ void Disk::save(act::SaveState save) {
 void Disk::spool(act::Spool spool) {
   push([this, spool = std::move(spool)] {
     Status written = write(spool);
+    // Only writes of chunks are reported. The driver does not wait for other records: if one is lost, the publication
+    // is fetched again.
     if (spool.chunk) events_.spooled(spool.publication, *spool.chunk, std::move(written));
   });
 }
@@ -208,8 +214,8 @@ Result<Disk::SpoolFiles> Disk::files_of(const PublicationId& id) {
 // Writes the bytes, then the record that announces them. Neither is synced: every chunk is proven again when read back.
 Status Disk::write(const act::Spool& spool) {
   ECHO_ASSIGN(const SpoolFiles files, files_of(spool.publication));
-  if (spool.chunk) ECHO_TRY(write_at(files.payload, spool.data.bytes(), spool.offset));
-  return write_at(files.log, spool.record.bytes(), std::nullopt);
+  if (spool.chunk) ECHO_TRY(write_all(files.payload, spool.data.bytes(), spool.offset));
+  return write_all(files.log, spool.record.bytes(), std::nullopt);
 }
 
 Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
@@ -220,13 +226,13 @@ Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
   return Slice(std::move(*bytes));
 }
 
-Result<std::shared_ptr<const int>> Disk::payload(const PublicationId& id) const {
+Result<std::shared_ptr<const int>> Disk::open_payload(const PublicationId& id) const {
   const fs::path path = path_of(id, ".payload");
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return os_error("open payload", path);
-  return std::shared_ptr<const int>(new int(fd), [](const int* p) {
-    ::close(*p);
-    delete p;
+  return std::shared_ptr<const int>(new int(fd), [](const int* shared_fd) {
+    ::close(*shared_fd);
+    delete shared_fd;
   });
 }
 

@@ -33,9 +33,10 @@ class Disk {
 
   // Call read_state() and recover() before start(). kNotFound: there is no state file.
   Result<std::string> read_state() const;
-  // Passes every readable frame of every spool to `use`, chunks with their bytes. Does not verify hashes or signatures:
-  // `use` does. A spool is cut at its first unreadable frame, and deleted if `use` returns false for all its frames.
-  void recover(const std::function<bool(Frame)>& use);
+  // Passes every readable frame of every spool to `on_frame`, chunks with their bytes. `on_frame` verifies hashes and
+  // signatures, and returns whether the spool must be kept. A spool is cut at its first unreadable frame, and deleted
+  // if `on_frame` returns false for all its frames.
+  void recover(const std::function<bool(Frame)>& on_frame);
   void start(Events events);
 
   // Requests; thread-safe, and they return at once. The event of the same name reports the result.
@@ -44,7 +45,7 @@ class Disk {
   void read_chunk(const act::ReadChunk& read_chunk);
   void drop(const act::DropSpool& drop);
   // An open descriptor of a payload, which stays readable after drop(). Any thread.
-  Result<std::shared_ptr<const int>> payload(const PublicationId& id) const;
+  Result<std::shared_ptr<const int>> open_payload(const PublicationId& id) const;
 
  private:
   static constexpr std::size_t kOpenSpoolsMax = 16;  // their files stay open between requests

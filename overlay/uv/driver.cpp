@@ -44,21 +44,27 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
   loop_.start(std::move(start));
   if (!disk_) return;
   Disk::Events events;
-  events.saved = [this](Status s) { post([this, s = std::move(s)](TimePoint t) { core_->on_saved(s, t); }); };
-  events.spooled = [this](PublicationId id, std::uint32_t chunk, Status s) {
-    post([this, id, chunk, s = std::move(s)](TimePoint t) { core_->on_spooled(id, chunk, s, t); });
+  events.saved = [this](Status status) {
+    post([this, status = std::move(status)](TimePoint called_at) { core_->on_saved(status, called_at); });
+  };
+  events.spooled = [this](PublicationId id, std::uint32_t chunk, Status status) {
+    post([this, id, chunk, status = std::move(status)](TimePoint called_at) {
+      core_->on_spooled(id, chunk, status, called_at);
+    });
   };
   events.chunk_read = [this](PublicationId id, std::uint32_t chunk, Result<Slice> data) {
-    post([this, id, chunk, data = std::move(data)](TimePoint t) { core_->on_chunk_read(id, chunk, data, t); });
+    post([this, id, chunk, data = std::move(data)](TimePoint called_at) {
+      core_->on_chunk_read(id, chunk, data, called_at);
+    });
   };
   disk_->start(std::move(events));
 }
 
 void Driver::stop(std::function<void(TimePoint)> leave) {
   if (!loop_.is_running()) return;
-  post([this, leave = std::move(leave)](TimePoint t) {
-    leave(t);
-    stop_at_ = t + kFlushMax;
+  post([this, leave = std::move(leave)](TimePoint called_at) {
+    leave(called_at);
+    stop_at_ = called_at + kFlushMax;
     listener_.stop();
   });
   loop_.join();
@@ -76,19 +82,20 @@ void Driver::check() const {
 
 void Driver::on_timer(TimePoint fired_at) {
   while (connections_.first_deadline() <= fired_at) {
-    Connection& c = connections_.with_first_deadline();
-    if (c.is_leaving() || !c.dialled) {
-      close_at_once(c);  // accepted without a handshake in time, or a flush that takes too long
+    Connection& connection = connections_.with_first_deadline();
+    if (connection.is_leaving() || !connection.dialled) {
+      close_at_once(connection);  // accepted without a handshake in time, or a flush that takes too long
       continue;
     }
-    if (const int fd = c.socket.fd(); c.tls && fd >= 0)
-      dialler_.narrow_paths().on_handshake_timeout(c.dialled->address, c.dialled->small_segments, stall_of(fd));
-    on_lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
+    if (const int fd = connection.socket.fd(); connection.tls && fd >= 0)
+      dialler_.narrow_paths().on_handshake_timeout(connection.dialled->address, connection.dialled->small_segments,
+                                                   stall_of(fd));
+    on_lost(connection, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
   }
   listener_.resume(fired_at);
   if (downloads_)
     for (const ConnId id : downloads_->take_due(fired_at))
-      if (Connection* c = connections_.find(id)) read_bundle(*c);
+      if (Connection* connection = connections_.find(id)) read_bundle(*connection);
   core_->on_timer(fired_at);
   perform_actions();
   end_if_stopped();
@@ -98,7 +105,7 @@ void Driver::end_if_stopped() {
   if (stop_at_ == kNever) return;
   if (now() < stop_at_ && connections_.any_is_leaving()) return;  // still flushing
   if (!loop_.close()) return;
-  while (Connection* c = connections_.any()) close_at_once(*c);
+  while (Connection* connection = connections_.any()) close_at_once(*connection);
 }
 
 void Driver::accept(int status) {
@@ -109,22 +116,22 @@ void Driver::accept(int status) {
     return arm_timer();
   }
   const bool is_full = connections_.is_full() && !make_room();
-  Connection& c = connections_.add_accepted(loop_.loop(), *this);
+  Connection& connection = connections_.add_accepted(loop_.loop(), *this);
   sockaddr_storage peer{};
-  if (c.socket.accept(listener_.stream(), peer) != 0 || is_full || !sessions_.has_certificate())
-    return close_at_once(c);
-  c.host = to_endpoint(peer).host;
-  connections_.set_unproven(c, network_of(c.host));
+  if (connection.socket.accept(listener_.stream(), peer) != 0 || is_full || !sessions_.has_certificate())
+    return close_at_once(connection);
+  connection.host = to_endpoint(peer).host;
+  connections_.set_unproven(connection, network_of(connection.host));
   if (connections_.has_too_many_unproven()) make_room();
-  c.socket.tune(/*bulk=*/true);  // the purpose of an accepted connection is not known yet
+  connection.socket.tune(/*bulk=*/true);  // the purpose of an accepted connection is not known yet
   auto session = sessions_.server(core_->run_unix_s(now()));
   if (!session) {
     log::error("{}", session.error().message());
-    return close_at_once(c);
+    return close_at_once(connection);
   }
-  c.tls.emplace(*std::move(session));
-  connections_.set_deadline(c, now() + Core::kHandshakeTimeout);
-  apply_reading(c);
+  connection.tls.emplace(*std::move(session));
+  connections_.set_deadline(connection, now() + Core::kHandshakeTimeout);
+  apply_reading(connection);
   arm_timer();
 }
 
@@ -136,19 +143,20 @@ bool Driver::make_room() {
 }
 
 // Starts TLS.
-void Driver::on_connected(Connection& c, int status) {
-  if (c.is_leaving()) return;
+void Driver::on_connected(Connection& connection, int status) {
+  if (connection.is_leaving()) return;
   if (status != 0) {
-    on_lost(c, uv_strerror(status));
+    on_lost(connection, uv_strerror(status));
     return perform_actions();
   }
-  c.socket.tune(c.dialled->service == act::Service::kData);
-  if (auto session = sessions_.client(c.dialled->service, c.dialled->expected, core_->run_unix_s(now()))) {
-    c.tls.emplace(*std::move(session));
-    apply_reading(c);
-    flush(c);
+  connection.socket.tune(connection.dialled->service == act::Service::kData);
+  if (auto session =
+          sessions_.client(connection.dialled->service, connection.dialled->expected, core_->run_unix_s(now()))) {
+    connection.tls.emplace(*std::move(session));
+    apply_reading(connection);
+    flush(connection);
   } else {
-    on_lost(c, session.error().detail);
+    on_lost(connection, session.error().detail);
   }
   perform_actions();
 }
@@ -157,21 +165,21 @@ uv_buf_t Driver::read_buffer() {
   return uv_buf_init(read_buffer_.data(), static_cast<unsigned>(core_->read_bytes_max(read_buffer_.size())));
 }
 
-void Driver::on_read(Connection& c, ssize_t n, const char* bytes) {
-  if (n < 0) {
-    if (c.is_leaving())
-      close_at_once(c);
+void Driver::on_read(Connection& connection, ssize_t result, const char* bytes) {
+  if (result < 0) {
+    if (connection.is_leaving())
+      close_at_once(connection);
     else
-      on_lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
+      on_lost(connection, result == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(result)));
     perform_actions();
     return end_if_stopped();
   }
-  if (c.is_leaving()) return;
-  connections_.set_last_read(c);
-  if (!c.is(Stage::kOpening)) core_->on_received(static_cast<std::size_t>(n), now());
-  const ConnId id = c.id;
-  c.tls->feed(std::as_bytes(std::span(bytes, static_cast<std::size_t>(n))));
-  while (read_plaintext(c)) {
+  if (connection.is_leaving()) return;
+  connections_.set_last_read(connection);
+  if (!connection.is(Stage::kOpening)) core_->on_received(static_cast<std::size_t>(result), now());
+  const ConnId id = connection.id;
+  connection.tls->feed(std::as_bytes(std::span(bytes, static_cast<std::size_t>(result))));
+  while (read_plaintext(connection)) {
   }
   if (Connection* remaining = connections_.find(id); remaining && remaining->tls->has_output()) flush(*remaining);
   perform_actions();
@@ -179,35 +187,36 @@ void Driver::on_read(Connection& c, ssize_t n, const char* bytes) {
 }
 
 // Decrypts the next piece directly to its destination. False if there is none, or the connection is over.
-bool Driver::read_plaintext(Connection& c) {
-  const std::span<std::byte> room = c.decoder.room();
-  const auto bytes_read = c.tls->read(room);
+bool Driver::read_plaintext(Connection& connection) {
+  const std::span<std::byte> room = connection.decoder.room();
+  const auto bytes_read = connection.tls->read(room);
   if (!bytes_read) {
-    flush(c);  // tells the peer the reason
+    flush(connection);  // tells the peer the reason
     const std::string reason = bytes_read.error().message();
-    if (c.is(Stage::kOpening) && !c.dialled) log::debug("{}: {}", c.host, reason);
-    on_lost(c, reason);
+    if (connection.is(Stage::kOpening) && !connection.dialled) log::debug("{}: {}", connection.host, reason);
+    on_lost(connection, reason);
     return false;
   }
-  if (c.is(Stage::kOpening) && c.tls->established()) {
-    on_handshake_done(c);
-    if (c.is_leaving()) return false;
+  if (connection.is(Stage::kOpening) && connection.tls->established()) {
+    on_handshake_done(connection);
+    if (connection.is_leaving()) return false;
   }
   if (*bytes_read == 0) {
-    if (c.tls->peer_closed()) on_lost(c, "closed by the peer");
+    if (connection.tls->peer_closed()) on_lost(connection, "closed by the peer");
     return false;
   }
-  if (c.is(Stage::kFetching)) return true;  // the peer has sent its request already
-  if (!std::exchange(c.has_received, true) && downloads_ && !c.dialled && BundleGate::is_request(room.front())) {
-    begin_request(c, std::string(reinterpret_cast<const char*>(room.data()), *bytes_read));
+  if (connection.is(Stage::kFetching)) return true;  // the peer has sent its request already
+  if (!std::exchange(connection.has_received, true) && downloads_ && !connection.dialled &&
+      BundleGate::is_request(room.front())) {
+    begin_request(connection, std::string(reinterpret_cast<const char*>(room.data()), *bytes_read));
     return false;
   }
-  if (const Status advanced = c.decoder.advance(*bytes_read); !advanced) {
-    on_lost(c, advanced.error().message(), /*corrupt=*/true);
+  if (const Status advanced = connection.decoder.advance(*bytes_read); !advanced) {
+    on_lost(connection, advanced.error().message(), /*corrupt=*/true);
     return false;
   }
-  if (auto frame = c.decoder.take()) {
-    const ConnId id = c.id;
+  if (auto frame = connection.decoder.take()) {
+    const ConnId id = connection.id;
     core_->on_frame(id, std::move(*frame), now());
     perform_actions();
     return connections_.find(id) != nullptr;
@@ -215,36 +224,37 @@ bool Driver::read_plaintext(Connection& c) {
   return true;
 }
 
-void Driver::on_handshake_done(Connection& c) {
-  c.move_to(Stage::kOpen);
-  connections_.set_proven(c);
-  connections_.set_deadline(c, kNever);
-  if (c.tls->has_output()) flush(c);
-  if (c.dialled) {
-    const WorkerId peer = c.dialled->expected;
-    const auto narrow_path = dialler_.narrow_paths().on_handshake_done(c.dialled->address, c.dialled->small_segments);
-    core_->on_connected(c.id, now());
+void Driver::on_handshake_done(Connection& connection) {
+  connection.move_to(Stage::kOpen);
+  connections_.set_proven(connection);
+  connections_.set_deadline(connection, kNever);
+  if (connection.tls->has_output()) flush(connection);
+  if (connection.dialled) {
+    const WorkerId peer = connection.dialled->expected;
+    const auto narrow_path =
+        dialler_.narrow_paths().on_handshake_done(connection.dialled->address, connection.dialled->small_segments);
+    core_->on_connected(connection.id, now());
     if (narrow_path) core_->on_large_packets_dropped(peer, *narrow_path, now());
   } else {
-    core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
+    core_->on_accepted(connection.id, {connection.host, connection.tls->identity()}, now());
   }
   perform_actions();
 }
 
-void Driver::on_written(Connection& c, std::size_t frame_bytes) {
-  if (c.is_leaving()) return;
-  if (frame_bytes) core_->on_sent(c.id, frame_bytes, now());
-  if (c.is(Stage::kFetching)) read_bundle(c);
+void Driver::on_written(Connection& connection, std::size_t frame_bytes) {
+  if (connection.is_leaving()) return;
+  if (frame_bytes) core_->on_sent(connection.id, frame_bytes, now());
+  if (connection.is(Stage::kFetching)) read_bundle(connection);
   perform_actions();
 }
 
 // The connection broke or its bytes are invalid: reports it to the core and closes it without a flush.
-void Driver::on_lost(Connection& c, const std::string& reason, bool corrupt) {
-  const ConnId id = c.id;
-  const bool is_failed_dial = c.is(Stage::kOpening) && c.dialled;
-  const bool core_knows_it = c.is(Stage::kOpen) || is_failed_dial;
-  if (is_failed_dial) dialler_.turns().on_failed(c.host, c.dialled->address_turn);
-  close_at_once(c);
+void Driver::on_lost(Connection& connection, const std::string& reason, bool corrupt) {
+  const ConnId id = connection.id;
+  const bool is_failed_dial = connection.is(Stage::kOpening) && connection.dialled;
+  const bool core_knows_it = connection.is(Stage::kOpen) || is_failed_dial;
+  if (is_failed_dial) dialler_.turns().on_failed(connection.host, connection.dialled->address_turn);
+  close_at_once(connection);
   if (!core_knows_it) return;
   if (corrupt)
     core_->on_corrupt(id, reason, now());
@@ -255,7 +265,7 @@ void Driver::on_lost(Connection& c, const std::string& reason, bool corrupt) {
 // Like on_lost(), for a loss that is found while an action is performed: notifies the core afterwards.
 void Driver::report_lost_later(ConnId id, std::string reason) {
   later_.push_back([this, id, why = std::move(reason)] {
-    if (Connection* c = connections_.find(id)) on_lost(*c, why);
+    if (Connection* connection = connections_.find(id)) on_lost(*connection, why);
   });
 }
 
@@ -266,7 +276,7 @@ void Driver::perform_actions() {
   is_performing_ = true;
   for (;;) {
     for (Action& action : core_->take_actions()) perform(std::move(action));
-    connections_.flush_marked([this](Connection& c) { flush(c); });
+    connections_.flush_marked([this](Connection& connection) { flush(connection); });
     if (later_.empty()) break;
     for (const auto& event : std::exchange(later_, {})) event();
   }
@@ -275,16 +285,16 @@ void Driver::perform_actions() {
 }
 
 void Driver::perform(Action&& action) {
-  if (const auto* s = std::get_if<act::Send>(&action)) return send(*s);
-  if (const auto* d = std::get_if<act::Dial>(&action)) return dial(*d);
+  if (const auto* sent = std::get_if<act::Send>(&action)) return send(*sent);
+  if (const auto* dialled = std::get_if<act::Dial>(&action)) return dial(*dialled);
   if (const auto* close = std::get_if<act::Close>(&action)) {
-    if (Connection* c = connections_.find(close->conn)) close_after_flush(*c);
+    if (Connection* connection = connections_.find(close->conn)) close_after_flush(*connection);
     return;
   }
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
-    if (Connection* c = connections_.find(admit->conn)) {
-      c->decoder.admit();
-      c->tls->keep_buffers();
+    if (Connection* connection = connections_.find(admit->conn)) {
+      connection->decoder.admit();
+      connection->tls->keep_buffers();
     }
     return;
   }
@@ -299,10 +309,10 @@ void Driver::perform(Action&& action) {
   if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action)) return disk_->read_chunk(*read_chunk);
   if (const auto* drop = std::get_if<act::DropSpool>(&action)) return disk_->drop(*drop);
   if (auto* deliver = std::get_if<act::Deliver>(&action); deliver && deliver->spooled) {
-    auto file = disk_->payload(*deliver->spooled);
+    auto file = disk_->open_payload(*deliver->spooled);
     if (!file) {
-      post([this, version = deliver->publication.version, why = file.error().message()](TimePoint t) {
-        core_->on_delivery_failed(version, why, t);
+      post([this, version = deliver->publication.version, why = file.error().message()](TimePoint called_at) {
+        core_->on_delivery_failed(version, why, called_at);
       });
       return;
     }
@@ -312,86 +322,86 @@ void Driver::perform(Action&& action) {
 }
 
 void Driver::send(const act::Send& send) {
-  Connection* c = connections_.find(send.conn);
-  if (!c || !c->tls) return;
+  Connection* connection = connections_.find(send.conn);
+  if (!connection || !connection->tls) return;
   for (const Slice& part : {send.head, send.tail})
     if (!part.empty())
-      if (const Status written = c->tls->write(part.bytes(), c->socket.block()); !written)
+      if (const Status written = connection->tls->write(part.bytes(), connection->socket.block()); !written)
         return log::debug("{}", written.error().message());
-  c->socket.count_frame_bytes(send.head.size() + send.tail.size());
-  connections_.mark_for_flush(*c);
+  connection->socket.count_frame_bytes(send.head.size() + send.tail.size());
+  connections_.mark_for_flush(*connection);
 }
 
 void Driver::dial(const act::Dial& dial) {
-  Connection& c = connections_.add(loop_.loop(), *this, dial.conn);
-  c.host = dial.to.host;
-  c.dialled = Connection::Dialled{
+  Connection& connection = connections_.add(loop_.loop(), *this, dial.conn);
+  connection.host = dial.to.host;
+  connection.dialled = Connection::Dialled{
       .service = dial.service, .expected = dial.expected, .address_turn = 0, .address = {}, .small_segments = false};
-  connections_.set_deadline(c, now() + Core::kHandshakeTimeout);
+  connections_.set_deadline(connection, now() + Core::kHandshakeTimeout);
   dialler_.find_address(dial.to, [this, id = dial.conn, to = dial.to](const FoundAddress& found) {
     if (Connection* remaining = connections_.find(id)) connect(*remaining, to, found);
     perform_actions();
   });
 }
 
-void Driver::connect(Connection& c, const Endpoint& to, const FoundAddress& found) {
-  if (!found.failure.empty()) return report_lost_later(c.id, found.failure);
-  c.dialled->address_turn = found.turn;
-  c.dialled->address = to_endpoint(found.address).host;
-  c.dialled->small_segments = dialler_.narrow_paths().wants_small_segments(c.dialled->address);
-  if (const int error = c.socket.connect(found.address, c.dialled->small_segments); error != 0)
-    report_lost_later(c.id, fmt::format("{}: {}", to_text(to), uv_strerror(error)));
+void Driver::connect(Connection& connection, const Endpoint& to, const FoundAddress& found) {
+  if (!found.failure.empty()) return report_lost_later(connection.id, found.failure);
+  connection.dialled->address_turn = found.turn;
+  connection.dialled->address = to_endpoint(found.address).host;
+  connection.dialled->small_segments = dialler_.narrow_paths().wants_small_segments(connection.dialled->address);
+  if (const int error = connection.socket.connect(found.address, connection.dialled->small_segments); error != 0)
+    report_lost_later(connection.id, fmt::format("{}: {}", to_text(to), uv_strerror(error)));
 }
 
 void Driver::set_reading(const act::SetReading& reading) {
   if (!reading.conn) {
     is_reading_ = reading.on;
-    return connections_.for_each_in_turn([this](Connection& c) { apply_reading(c); });
+    return connections_.for_each_in_turn([this](Connection& connection) { apply_reading(connection); });
   }
-  if (Connection* c = connections_.find(*reading.conn)) {
-    c->reading_paused = !reading.on;
-    apply_reading(*c);
+  if (Connection* connection = connections_.find(*reading.conn)) {
+    connection->reading_paused = !reading.on;
+    apply_reading(*connection);
   }
 }
 
-void Driver::apply_reading(Connection& c) {
-  if ((is_reading_ && !c.reading_paused) || c.is_leaving())
-    c.socket.start_reading();
+void Driver::apply_reading(Connection& connection) {
+  if ((is_reading_ && !connection.reading_paused) || connection.is_leaving())
+    connection.socket.start_reading();
   else
-    c.socket.stop_reading();
+    connection.socket.stop_reading();
 }
 
-void Driver::flush(Connection& c) {
-  if (c.tls && c.tls->has_output()) {
-    const std::vector<std::byte> handshake_bytes = c.tls->take_output();  // or an alert
-    c.socket.block().insert(c.socket.block().end(), handshake_bytes.begin(), handshake_bytes.end());
+void Driver::flush(Connection& connection) {
+  if (connection.tls && connection.tls->has_output()) {
+    const std::vector<std::byte> handshake_bytes = connection.tls->take_output();  // or an alert
+    connection.socket.block().insert(connection.socket.block().end(), handshake_bytes.begin(), handshake_bytes.end());
   }
-  Socket::Flushed flushed = c.socket.flush();
-  if (!flushed.failure.empty()) return report_lost_later(c.id, std::move(flushed.failure));
+  Socket::Flushed flushed = connection.socket.flush();
+  if (!flushed.failure.empty()) return report_lost_later(connection.id, std::move(flushed.failure));
   if (flushed.frame_bytes)
-    later_.push_back([this, id = c.id, frame_bytes = flushed.frame_bytes] {
+    later_.push_back([this, id = connection.id, frame_bytes = flushed.frame_bytes] {
       if (connections_.find(id)) core_->on_sent(id, frame_bytes, now());
     });
   if (flushed.all) perform_actions();
 }
 
 // Flushes, ends the output, and waits for the peer's end. Closing without a flush could destroy bytes in flight.
-void Driver::close_after_flush(Connection& c) {
-  if (c.is_leaving()) return;
-  if (c.tls && c.tls->established()) c.tls->close_notify();
-  if (c.socket.is_connected()) flush(c);
-  c.move_to(Stage::kLeaving);
-  connections_.set_proven(c);
-  connections_.set_deadline(c, now() + kFlushMax);
-  apply_reading(c);
-  if (!c.socket.shut_down()) close_at_once(c);
+void Driver::close_after_flush(Connection& connection) {
+  if (connection.is_leaving()) return;
+  if (connection.tls && connection.tls->established()) connection.tls->close_notify();
+  if (connection.socket.is_connected()) flush(connection);
+  connection.move_to(Stage::kLeaving);
+  connections_.set_proven(connection);
+  connections_.set_deadline(connection, now() + kFlushMax);
+  apply_reading(connection);
+  if (!connection.socket.shut_down()) close_at_once(connection);
 }
 
-void Driver::close_at_once(Connection& c) {
-  if (!connections_.release(c)) return;
-  c.move_to(Stage::kLeaving);
-  if (downloads_ && downloads_->remove(c.id)) later_.push_back([this] { take_bundle_turns(); });
-  c.socket.close();
+void Driver::close_at_once(Connection& connection) {
+  if (!connections_.release(connection)) return;
+  connection.move_to(Stage::kLeaving);
+  if (downloads_ && downloads_->remove(connection.id)) later_.push_back([this] { take_bundle_turns(); });
+  connection.socket.close();
 }
 
 void Driver::arm_timer() {

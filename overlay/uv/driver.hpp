@@ -65,37 +65,37 @@ class Driver final : private SocketEvents {
 
   void on_timer(TimePoint fired_at);
   void accept(int status);
-  void on_connected(Connection& c, int status) override;
+  void on_connected(Connection& connection, int status) override;
   uv_buf_t read_buffer() override;
-  void on_read(Connection& c, ssize_t n, const char* bytes) override;
-  void on_written(Connection& c, std::size_t frame_bytes) override;
-  bool read_plaintext(Connection& c);
-  void on_handshake_done(Connection& c);
+  void on_read(Connection& connection, ssize_t result, const char* bytes) override;
+  void on_written(Connection& connection, std::size_t frame_bytes) override;
+  bool read_plaintext(Connection& connection);
+  void on_handshake_done(Connection& connection);
   void end_if_stopped();
 
   void perform_actions();  // all that the core has requested
   void perform(Action&& action);
   void send(const act::Send& send);
   void dial(const act::Dial& dial);
-  void connect(Connection& c, const Endpoint& to, const FoundAddress& found);
+  void connect(Connection& connection, const Endpoint& to, const FoundAddress& found);
   void set_reading(const act::SetReading& reading);
-  void apply_reading(Connection& c);
+  void apply_reading(Connection& connection);
 
-  void flush(Connection& c);
-  void close_after_flush(Connection& c);
-  void close_at_once(Connection& c);
-  void on_lost(Connection& c, const std::string& reason, bool corrupt = false);
+  void flush(Connection& connection);
+  void close_after_flush(Connection& connection);
+  void close_at_once(Connection& connection);
+  void on_lost(Connection& connection, const std::string& reason, bool corrupt = false);
   void report_lost_later(ConnId id, std::string reason);
   bool make_room();
   void arm_timer();
 
   // Serving the bundle (driver_bundle.cpp).
   struct BundleRead;
-  void begin_request(Connection& c, std::string request);
-  bool write(Connection& c, std::span<const std::byte> plain);
+  void begin_request(Connection& connection, std::string request);
+  bool write(Connection& connection, std::span<const std::byte> plain);
   void take_bundle_turns();
-  void read_bundle(Connection& c);
-  void send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t result);
+  void read_bundle(Connection& connection);
+  void send_bundle(Connection& connection, std::span<const std::byte> block, std::int64_t result);
 
   LoopThread loop_;  // outlives the handles of the others
   std::unique_ptr<Disk> disk_;

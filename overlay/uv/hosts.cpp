@@ -41,8 +41,9 @@ Result<std::vector<std::string>> look_up(const std::string& name) {
     return fail(Code::kInvalid, "look up host", "'{}': {}", name, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
   std::vector<std::string> hosts;
-  for (const addrinfo* a = found; a; a = a->ai_next)
-    if (a->ai_family == AF_INET || a->ai_family == AF_INET6) hosts.push_back(text_of(a->ai_addr));
+  for (const addrinfo* candidate = found; candidate; candidate = candidate->ai_next)
+    if (candidate->ai_family == AF_INET || candidate->ai_family == AF_INET6)
+      hosts.push_back(text_of(candidate->ai_addr));
   if (hosts.empty()) return fail(Code::kInvalid, "look up host", "'{}' has no address", name);
   return hosts;
 }

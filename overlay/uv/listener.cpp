@@ -49,7 +49,7 @@ void Listener::move_to(Stage to, TimePoint resumes_at) {
 }
 
 Status Listener::open(const Endpoint& bind, std::uint16_t preferred_port) {
-  constexpr std::string_view op = "listen";
+  constexpr std::string_view kOperation = "listen";
   const auto& [name, port] = bind;
   ECHO_ASSIGN(const std::string host, resolve(name));
   sockaddr_storage address{};
@@ -58,15 +58,15 @@ Status Listener::open(const Endpoint& bind, std::uint16_t preferred_port) {
   if (!uses_preferred_port) ECHO_CHECK(to_address(host, port, address), "'{}'", host);
   socket_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   int error = bind_to(socket_, address) ? 0 : uv_translate_sys_error(errno);
-  if (error == 0) begin_unpaced(socket_);
+  if (error == 0) disable_pacing(socket_);
   if (error == 0 && ::listen(socket_, kBacklog) != 0) error = uv_translate_sys_error(errno);
   if (error == UV_EADDRINUSE)
-    return fail(Code::kInvalid, op,
+    return fail(Code::kInvalid, kOperation,
                 "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
                 port, host);
   if (error != 0)
-    return fail(error == UV_EACCES || error == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host,
-                port, uv_strerror(error));
+    return fail(error == UV_EACCES || error == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, kOperation, "{}:{}: {}",
+                host, port, uv_strerror(error));
   socklen_t length = sizeof address;
   ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length);
   endpoint_ = to_endpoint(address);
@@ -84,8 +84,9 @@ Status Listener::attach() {
   int error = uv_tcp_open(handle_, fd);
   if (error != 0) ::close(fd);
   if (error == 0)
-    error = uv_listen(stream(), kBacklog,
-                      [](uv_stream_t* s, int status) { static_cast<Listener*>(s->data)->on_waiting_(status); });
+    error = uv_listen(stream(), kBacklog, [](uv_stream_t* handle, int status) {
+      static_cast<Listener*>(handle->data)->on_waiting_(status);
+    });
   if (error != 0) return fail(Code::kIo, "listen", "{}: {}", to_text(endpoint_), uv_strerror(error));
   return ok();
 }
@@ -93,7 +94,7 @@ Status Listener::attach() {
 void Listener::detach() {
   if (handle_)
     uv_close(reinterpret_cast<uv_handle_t*>(std::exchange(handle_, nullptr)),
-             [](uv_handle_t* h) { delete reinterpret_cast<uv_tcp_t*>(h); });
+             [](uv_handle_t* handle) { delete reinterpret_cast<uv_tcp_t*>(handle); });
 }
 
 void Listener::pause(TimePoint now) {

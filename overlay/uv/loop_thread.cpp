@@ -11,7 +11,7 @@ namespace echoline::overlay {
 LoopThread::LoopThread(Events events) : events_(std::move(events)) {
   ECHO_CHECK(uv_loop_init(&loop_) == 0, "no event loop");
   timer_.open(loop_, [this] { on_timer(); });
-  uv_async_init(&loop_, &async_, [](uv_async_t* a) { static_cast<LoopThread*>(a->data)->on_async(); });
+  uv_async_init(&loop_, &async_, [](uv_async_t* handle) { static_cast<LoopThread*>(handle->data)->on_async(); });
   async_.data = this;
 }
 
@@ -19,8 +19,8 @@ LoopThread::~LoopThread() {
   ECHO_CHECK(!is_running(), "destroyed while running");
   uv_walk(
       &loop_,
-      [](uv_handle_t* h, void*) {
-        if (!uv_is_closing(h)) uv_close(h, nullptr);
+      [](uv_handle_t* handle, void*) {
+        if (!uv_is_closing(handle)) uv_close(handle, nullptr);
       },
       nullptr);
   while (uv_run(&loop_, UV_RUN_DEFAULT) != 0) {
@@ -54,8 +54,8 @@ bool LoopThread::post_and_wait(const std::function<void(TimePoint)>& work) {
     return true;
   }
   std::promise<void> done;
-  if (!post([&](TimePoint t) {
-        work(t);
+  if (!post([&](TimePoint called_at) {
+        work(called_at);
         done.set_value();
       }))
     return false;

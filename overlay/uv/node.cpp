@@ -57,31 +57,33 @@ Status check(const LinkLimits& limits) {
 }
 
 Status check(const LearnerOptions& options) {
-  constexpr std::string_view op = "start learner";
+  constexpr std::string_view kOperation = "start learner";
   ECHO_TRY(check(LinkLimits{.up = options.network.uplink, .down = {}}));
   if (!(options.chain_rate.bits_per_s > 0))
-    return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(options.chain_rate));
+    return fail(Code::kInvalid, kOperation, "chain_rate must be positive, found {}", to_text(options.chain_rate));
   if (options.network.chunk &&
       (options.network.chunk->count < kChunkBytesMin || options.network.chunk->count > kChunkBytesMax))
-    return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
+    return fail(Code::kInvalid, kOperation, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
                 options.network.chunk->count);
   const Bytes chunk_min = chunk_bytes_min(options.policy_bytes);
   const Bytes store_min = publication_bytes_max(options.policy_bytes);
   if (options.network.chunk && options.network.chunk->count < chunk_min.count)
-    return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk_min.count,
-                echoline::to_text(options.policy_bytes), options.network.chunk->count);
+    return fail(Code::kInvalid, kOperation, "chunk must be at least {} bytes for a policy of {}, found {}",
+                chunk_min.count, echoline::to_text(options.policy_bytes), options.network.chunk->count);
   if (options.network.store && options.policy_bytes.count > 0 && options.network.store->count < store_min.count)
-    return fail(Code::kInvalid, op,
+    return fail(Code::kInvalid, kOperation,
                 "the store must have room for a snapshot of the policy, which may have {}; found {}",
                 echoline::to_text(store_min), echoline::to_text(*options.network.store));
   if (options.away_max < Duration{} || options.away_max > std::chrono::hours(24))
-    return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(options.away_max));
+    return fail(Code::kInvalid, kOperation, "away_max must be at most a day, found {}",
+                echoline::to_text(options.away_max));
   if (!(options.network.quorum > 0 && options.network.quorum <= 1))
-    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", options.network.quorum);
+    return fail(Code::kInvalid, kOperation, "quorum must be above 0 and at most 1, found {}", options.network.quorum);
   if (options.uplink_expected && !(options.uplink_expected->bits_per_s > 0))
-    return fail(Code::kInvalid, op, "uplink_expected must be positive, found {}", to_text(*options.uplink_expected));
+    return fail(Code::kInvalid, kOperation, "uplink_expected must be positive, found {}",
+                to_text(*options.uplink_expected));
   if (options.heartbeat < std::chrono::milliseconds(1) || options.network.heartbeat_timeout < 2 * options.heartbeat)
-    return fail(Code::kInvalid, op, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
+    return fail(Code::kInvalid, kOperation, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
                 echoline::to_text(options.network.heartbeat_timeout), echoline::to_text(options.heartbeat));
   return ok();
 }
@@ -168,18 +170,20 @@ struct LearnerNode::Impl {
 
   void on_action(const Action& action) {
     std::visit(Overloaded{
-                   [&](const act::Joined& a) { call_if_set(events.joined, a.member); },
-                   [&](const act::WorkerAway& a) { call_if_set(events.away, a.worker, a.reason); },
-                   [&](const act::Lost& a) { call_if_set(events.lost, a.worker, a.reason); },
-                   [&](const act::WorkerTrouble& a) { call_if_set(events.trouble, a.worker, a.text); },
-                   [&](const act::HeartbeatReceived& a) { call_if_set(events.heartbeat, a); },
-                   [&](const act::Acked& a) { call_if_set(events.acked, a.worker, a.version, a.policy_digest); },
-                   [&](const act::MessageFrom& a) { call_if_set(events.message, a.worker, a.bytes); },
-                   [&](const act::BroadcastDone& a) { call_if_set(events.broadcast_done, a.report); },
-                   [&](const act::TopologyChanged& a) { call_if_set(events.topology_changed, a.topology); },
-                   [&](const act::ChoseTopology& a) { call_if_set(events.chose_topology, a.text); },
-                   [&](const act::FoundSlowHop& a) { call_if_set(events.slow_hop, a.hop); },
-                   [&](const act::NeedCatchUp& a) { call_if_set(events.need_catch_up, a.current, a.from); },
+                   [&](const act::Joined& event) { call_if_set(events.joined, event.member); },
+                   [&](const act::WorkerAway& event) { call_if_set(events.away, event.worker, event.reason); },
+                   [&](const act::Lost& event) { call_if_set(events.lost, event.worker, event.reason); },
+                   [&](const act::WorkerTrouble& event) { call_if_set(events.trouble, event.worker, event.text); },
+                   [&](const act::HeartbeatReceived& event) { call_if_set(events.heartbeat, event); },
+                   [&](const act::Acked& event) {
+                     call_if_set(events.acked, event.worker, event.version, event.policy_digest);
+                   },
+                   [&](const act::MessageFrom& event) { call_if_set(events.message, event.worker, event.bytes); },
+                   [&](const act::BroadcastDone& event) { call_if_set(events.broadcast_done, event.report); },
+                   [&](const act::TopologyChanged& event) { call_if_set(events.topology_changed, event.topology); },
+                   [&](const act::ChoseTopology& event) { call_if_set(events.chose_topology, event.text); },
+                   [&](const act::FoundSlowHop& event) { call_if_set(events.slow_hop, event.hop); },
+                   [&](const act::NeedCatchUp& event) { call_if_set(events.need_catch_up, event.current, event.from); },
                    [](const auto&) {},
                },
                action);
@@ -291,27 +295,27 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->options = std::move(options);
   impl->events = std::move(events);
-  const LearnerOptions& o = impl->options;
+  const LearnerOptions& learner_options = impl->options;
   LearnerConfig config;
-  static_cast<LearnerRules&>(config) = o;
-  config.core.limits.up = o.network.uplink;
+  static_cast<LearnerRules&>(config) = learner_options;
+  config.core.limits.up = learner_options.network.uplink;
   config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.self = impl->driver->endpoint();
   config.authority = impl->authority;
-  config.checker = std::make_shared<SignatureChecker>(o.run_id, impl->authority->public_key());
+  config.checker = std::make_shared<SignatureChecker>(learner_options.run_id, impl->authority->public_key());
   config.state = std::move(state);
-  config.resumed_at = o.resumed_at;
+  config.resumed_at = learner_options.resumed_at;
   config.durable = durable;
-  config.store_bytes_max = o.network.store.value_or(learner_store_bytes(o.policy_bytes));
-  config.policy_bytes = o.policy_bytes;
+  config.store_bytes_max = learner_options.network.store.value_or(learner_store_bytes(learner_options.policy_bytes));
+  config.policy_bytes = learner_options.policy_bytes;
   config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
   config.region_of = impl->events.region_of;
   config.check_heartbeat = impl->events.check_heartbeat;
   config.reports_heartbeats = static_cast<bool>(impl->events.heartbeat);
-  config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
+  config.message_bytes_max = std::min<std::uint64_t>(learner_options.message_max.count, kMessageBytesMax);
   // Room for the messages of many workers at a time, which all arrive in parts.
   config.assembling_bytes_max =
       std::clamp<std::size_t>(64 * config.message_bytes_max, kMessageBytesMax, 16 * kMessageBytesMax);
@@ -350,7 +354,7 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
         static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_size_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(
         PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
-    begin_status = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);
+    begin_status = impl_->core->begin(announcement, writer->sealer.signed_announcement(), head.catch_up, now);
   });
   if (!begin_status) return begin_status.error();
   return std::unique_ptr<PublicationWriter>(new PublicationWriter(std::move(writer)));
@@ -405,16 +409,17 @@ struct WorkerNode::Impl {
   std::unique_ptr<Driver> driver;
 
   void on_action(const Action& action) {
-    std::visit(Overloaded{
-                   [&](const act::Welcomed& a) { call_if_set(events.joined, a.self, a.welcome); },
-                   [&](const act::Deliver& a) { call_if_set(events.publication, a.publication); },
-                   [&](const act::DeliverPart& a) { call_if_set(events.part, a.part); },
-                   [&](const act::Message& a) { call_if_set(events.message, a.bytes); },
-                   [&](const act::Away& a) { call_if_set(events.away, a.reason); },
-                   [&](const act::Disconnected& a) { call_if_set(events.disconnected, a.reason, a.in_order); },
-                   [](const auto&) {},
-               },
-               action);
+    std::visit(
+        Overloaded{
+            [&](const act::Welcomed& event) { call_if_set(events.joined, event.self, event.welcome); },
+            [&](const act::Deliver& event) { call_if_set(events.publication, event.publication); },
+            [&](const act::DeliverPart& event) { call_if_set(events.part, event.part); },
+            [&](const act::Message& event) { call_if_set(events.message, event.bytes); },
+            [&](const act::Away& event) { call_if_set(events.away, event.reason); },
+            [&](const act::Disconnected& event) { call_if_set(events.disconnected, event.reason, event.in_order); },
+            [](const auto&) {},
+        },
+        action);
   }
 };
 

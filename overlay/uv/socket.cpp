@@ -30,7 +30,7 @@ constexpr std::uint32_t kLongPathMicroseconds = 1000;
 
 }  // namespace
 
-void begin_unpaced(int fd) { (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno")); }
+void disable_pacing(int fd) { (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno")); }
 
 // Encrypted bytes that the system did not take at once; held until it has.
 struct Socket::Write {
@@ -65,15 +65,15 @@ int Socket::connect(const sockaddr_storage& address, bool small_segments) {
     ::close(fd);
     return error;
   }
-  begin_unpaced(fd);
+  disable_pacing(fd);
   constexpr int kSegment = NarrowPaths::kSegmentBytes;
   if (small_segments) (void)::setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &kSegment, sizeof kSegment);
   return uv_tcp_connect(&connect_, &tcp_, reinterpret_cast<const sockaddr*>(&address),
                         [](uv_connect_t* request, int status) {
-                          Connection& c = connection_of(request->data);
+                          Connection& connection = connection_of(request->data);
                           if (status == UV_ECANCELED) return;  // being closed
-                          if (status == 0) c.socket.move_to(Stage::kConnected);
-                          c.socket.events_.on_connected(c, status);
+                          if (status == 0) connection.socket.move_to(Stage::kConnected);
+                          connection.socket.events_.on_connected(connection, status);
                         });
 }
 
@@ -103,17 +103,17 @@ void Socket::start_reading() {
   if (!is_connected()) return;
   uv_read_start(  // idempotent
       stream(tcp_),
-      [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
-        Socket& socket = connection_of(h->data).socket;
+      [](uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+        Socket& socket = connection_of(handle->data).socket;
         *buffer =
             std::exchange(socket.filled_last_buffer_, false) ? uv_buf_init(nullptr, 0) : socket.events_.read_buffer();
       },
-      [](uv_stream_t* s, ssize_t n, const uv_buf_t* buffer) {
-        if (n == 0 || n == UV_ENOBUFS) return;  // no data, or another connection's turn
-        Connection& c = connection_of(s->data);
-        if (n < 0) c.socket.move_to(Stage::kEnded);
-        c.socket.filled_last_buffer_ = n > 0 && static_cast<std::size_t>(n) == buffer->len;
-        c.socket.events_.on_read(c, n, buffer->base);
+      [](uv_stream_t* handle, ssize_t result, const uv_buf_t* buffer) {
+        if (result == 0 || result == UV_ENOBUFS) return;  // no data, or another connection's turn
+        Connection& connection = connection_of(handle->data);
+        if (result < 0) connection.socket.move_to(Stage::kEnded);
+        connection.socket.filled_last_buffer_ = result > 0 && static_cast<std::size_t>(result) == buffer->len;
+        connection.socket.events_.on_read(connection, result, buffer->base);
       });
 }
 
@@ -122,7 +122,8 @@ Socket::Flushed Socket::flush() {
   std::size_t bytes_written = 0;
   uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(block_.data()), static_cast<unsigned>(block_.size()));
   if (writes_in_flight_ == 0)
-    if (const int n = uv_try_write(stream(tcp_), &buffer, 1); n > 0) bytes_written = static_cast<std::size_t>(n);
+    if (const int result = uv_try_write(stream(tcp_), &buffer, 1); result > 0)
+      bytes_written = static_cast<std::size_t>(result);
   const std::size_t frame_bytes = std::exchange(block_frame_bytes_, 0);
   if (bytes_written == block_.size()) {
     block_.clear();
@@ -143,14 +144,15 @@ Socket::Flushed Socket::flush() {
                        static_cast<unsigned>(write->block.size() - bytes_written));
   const int error = uv_write(&write->request, stream(tcp_), &buffer, 1, [](uv_write_t* request, int status) {
     const std::unique_ptr<Write> done(static_cast<Write*>(request->data));
-    Connection& c = connection_of(request->handle->data);
-    Socket& socket = c.socket;
+    Connection& connection = connection_of(request->handle->data);
+    Socket& socket = connection.socket;
     --socket.writes_in_flight_;
     if (socket.block_.capacity() == 0) {  // its memory is used again
       done->block.clear();
       socket.block_ = std::move(done->block);
     }
-    if (status == 0) socket.events_.on_written(c, done->frame_bytes);  // otherwise, the read side reports the loss
+    if (status == 0)
+      socket.events_.on_written(connection, done->frame_bytes);  // otherwise, the read side reports the loss
   });
   if (error != 0) return {.all = false, .frame_bytes = 0, .failure = uv_strerror(error)};
   ++writes_in_flight_;
@@ -163,7 +165,7 @@ bool Socket::shut_down() {
 }
 
 void Socket::close() {
-  uv_close(reinterpret_cast<uv_handle_t*>(&tcp_), [](uv_handle_t* h) { delete &connection_of(h->data); });
+  uv_close(reinterpret_cast<uv_handle_t*>(&tcp_), [](uv_handle_t* handle) { delete &connection_of(handle->data); });
 }
 
 void Socket::check() const {

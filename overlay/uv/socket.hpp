@@ -16,12 +16,13 @@ struct Connection;
 class SocketEvents {
  public:
   virtual ~SocketEvents() = default;
-  virtual void on_connected(Connection& c, int status) = 0;
+  virtual void on_connected(Connection& connection, int status) = 0;
   // Memory for the next bytes. One buffer serves all sockets: on_read() uses it at once.
   virtual uv_buf_t read_buffer() = 0;
-  virtual void on_read(Connection& c, ssize_t n, const char* bytes) = 0;  // n < 0: the last event; libuv's error
+  // `result`: the number of bytes read, or libuv's error (below 0), which is the last event.
+  virtual void on_read(Connection& connection, ssize_t result, const char* bytes) = 0;
   // Frame bytes that flush() did not report, because the system took them later.
-  virtual void on_written(Connection& c, std::size_t frame_bytes) = 0;
+  virtual void on_written(Connection& connection, std::size_t frame_bytes) = 0;
 };
 
 class Socket {
@@ -83,9 +84,10 @@ class Socket {
   std::size_t writes_in_flight_ = 0;   // uv_write requests
 };
 
-// Selects a congestion control without pacing: call before connecting, or on a listener before accepting. If the
+// Disables pacing by the kernel, by the choice of congestion control. Call before connecting, or on a listener before
+// accepting. If the
 // system's default is BBR, a timer paces the connection for its whole life. On a short path, this costs more than
 // copying the bytes.
-void begin_unpaced(int fd);
+void disable_pacing(int fd);
 
 }  // namespace echoline::overlay

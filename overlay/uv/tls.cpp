@@ -13,7 +13,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr std::string_view kOp = "TLS";
+constexpr std::string_view kOperation = "TLS";
 constexpr std::size_t kOutputBytesMax = 64 * 1024;
 constexpr long kCertificateListBytesMax = 4096;
 
@@ -42,16 +42,17 @@ using SslPtr = std::unique_ptr<SSL, trust::FreeWith<SSL_free>>;
 Error alert_error(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_REQUIRED:
-      return fail(Code::kInvalid, kOp, "the peer wants to see a certificate of its run: enrol first");
+      return fail(Code::kInvalid, kOperation, "the peer wants to see a certificate of its run: enrol first");
     case SSL_AD_CERTIFICATE_EXPIRED:
-      return fail(Code::kStale, kOp, "the peer refused our certificate as expired: renew it, and compare the clocks");
+      return fail(Code::kStale, kOperation,
+                  "the peer refused our certificate as expired: renew it, and compare the clocks");
     case SSL_AD_UNKNOWN_CA:
-      return fail(Code::kInvalid, kOp, "the peer refused our certificate: it is of another run");
+      return fail(Code::kInvalid, kOperation, "the peer refused our certificate: it is of another run");
     case SSL_AD_BAD_CERTIFICATE:
-      return fail(Code::kInvalid, kOp,
+      return fail(Code::kInvalid, kOperation,
                   "the peer refused our certificate: it is damaged, or the peer expected another node");
   }
-  return fail(Code::kCorrupt, kOp, "the peer gave up: alert {} ({})", alert, SSL_alert_desc_string_long(alert));
+  return fail(Code::kCorrupt, kOperation, "the peer gave up: alert {} ({})", alert, SSL_alert_desc_string_long(alert));
 }
 
 // Converts the thread's last OpenSSL error and empties the queue.
@@ -63,12 +64,14 @@ Error stream_error(bool established) {
   switch (reason) {
     case SSL_R_HTTP_REQUEST:
     case SSL_R_HTTPS_PROXY_REQUEST:
-      return fail(Code::kCorrupt, kOp, "expected TLS 1.3, found an HTTP request: only nodes of the run connect here");
+      return fail(Code::kCorrupt, kOperation,
+                  "expected TLS 1.3, found an HTTP request: only nodes of the run connect here");
     case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
-      return fail(Code::kInvalid, kOp, "the peer has shown no certificate: it must enrol first");
+      return fail(Code::kInvalid, kOperation, "the peer has shown no certificate: it must enrol first");
   }
-  if (established) return fail(Code::kCorrupt, kOp, "forged or damaged bytes: {}", text);
-  return fail(Code::kCorrupt, kOp, "expected a TLS 1.3 handshake of an echoline node, found something else: {}", text);
+  if (established) return fail(Code::kCorrupt, kOperation, "forged or damaged bytes: {}", text);
+  return fail(Code::kCorrupt, kOperation, "expected a TLS 1.3 handshake of an echoline node, found something else: {}",
+              text);
 }
 
 }  // namespace
@@ -119,23 +122,23 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
   auto impl = std::make_shared<Impl>();
   impl->records_per_key = records_per_key;
   impl->ssl.reset(SSL_CTX_new(TLS_method()));
-  SSL_CTX* ctx = impl->ssl.get();
+  SSL_CTX* ssl_context = impl->ssl.get();
   // Order of preference: AES-128-GCM is the fastest on processors with AES instructions.
   constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384";
-  if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, kCiphers) != 1 ||
-      SSL_CTX_set1_groups_list(ctx, "X25519") != 1 || SSL_CTX_set1_sigalgs_list(ctx, "ed25519") != 1 ||
-      SSL_CTX_set_num_tickets(ctx, 0) != 1 ||
-      SSL_CTX_add_custom_ext(ctx, kPaddingExtension, SSL_EXT_CLIENT_HELLO | SSL_EXT_TLS1_3_ENCRYPTED_EXTENSIONS,
+  if (!ssl_context || SSL_CTX_set_min_proto_version(ssl_context, TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_max_proto_version(ssl_context, TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_ciphersuites(ssl_context, kCiphers) != 1 || SSL_CTX_set1_groups_list(ssl_context, "X25519") != 1 ||
+      SSL_CTX_set1_sigalgs_list(ssl_context, "ed25519") != 1 || SSL_CTX_set_num_tickets(ssl_context, 0) != 1 ||
+      SSL_CTX_add_custom_ext(ssl_context, kPaddingExtension, SSL_EXT_CLIENT_HELLO | SSL_EXT_TLS1_3_ENCRYPTED_EXTENSIONS,
                              add_padding, nullptr, nullptr, skip_padding, nullptr) != 1)
-    return fail(Code::kUnavailable, kOp, "this machine's OpenSSL does not offer TLS 1.3 with X25519 and Ed25519: {}",
-                openssl_error());
-  SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
-  SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(ctx, SSL_MODE_NO_AUTO_CHAIN | SSL_MODE_AUTO_RETRY);
-  SSL_CTX_clear_mode(ctx, SSL_MODE_RELEASE_BUFFERS);
-  SSL_CTX_set_max_cert_list(ctx, kCertificateListBytesMax);
-  SSL_CTX_set_cert_verify_callback(ctx, TlsSession::Impl::verify, nullptr);
+    return fail(Code::kUnavailable, kOperation,
+                "this machine's OpenSSL does not offer TLS 1.3 with X25519 and Ed25519: {}", openssl_error());
+  SSL_CTX_set_options(ssl_context, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
+  SSL_CTX_set_session_cache_mode(ssl_context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_mode(ssl_context, SSL_MODE_NO_AUTO_CHAIN | SSL_MODE_AUTO_RETRY);
+  SSL_CTX_clear_mode(ssl_context, SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_max_cert_list(ssl_context, kCertificateListBytesMax);
+  SSL_CTX_set_cert_verify_callback(ssl_context, TlsSession::Impl::verify, nullptr);
 
   impl->run_id = credentials.run_id;
   trust::CertificatePtr authority;
@@ -146,8 +149,8 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
     ECHO_ASSIGN(const trust::AuthorityInfo info, trust::read_authority(der));
     if (impl->run_id.empty()) impl->run_id = info.run_id;
     if (impl->run_id != info.run_id)
-      return fail(Code::kInvalid, kOp, "expected the authority of run '{}', found that of run '{}'", impl->run_id,
-                  info.run_id);
+      return fail(Code::kInvalid, kOperation, "expected the authority of run '{}', found that of run '{}'",
+                  impl->run_id, info.run_id);
     impl->run_key = info.key;
     impl->fingerprint = trust::fingerprint(info.key);
     impl->authority = der;
@@ -157,12 +160,13 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
 
   const auto& own = *credentials.own;
   const trust::CertificatePtr leaf = trust::parse_certificate(own.certificate);
-  if (!leaf) return fail(Code::kCorrupt, kOp, "our own certificate cannot be read");
+  if (!leaf) return fail(Code::kCorrupt, kOperation, "our own certificate cannot be read");
   if (impl->run_key) ECHO_TRY(trust::check_certificate(*leaf, *impl->run_key, impl->run_id, std::nullopt));
-  if (SSL_CTX_use_certificate(ctx, leaf.get()) != 1 || SSL_CTX_use_PrivateKey(ctx, own.key.parsed().key.get()) != 1)
-    return fail(Code::kInvalid, kOp, "our own key and certificate do not belong together: {}", openssl_error());
+  if (SSL_CTX_use_certificate(ssl_context, leaf.get()) != 1 ||
+      SSL_CTX_use_PrivateKey(ssl_context, own.key.parsed().key.get()) != 1)
+    return fail(Code::kInvalid, kOperation, "our own key and certificate do not belong together: {}", openssl_error());
   // After SSL_CTX_use_certificate(), because OpenSSL adds the chain to the current certificate.
-  if (authority) ECHO_CHECK(SSL_CTX_add1_chain_cert(ctx, authority.get()) == 1, "{}", openssl_error());
+  if (authority) ECHO_CHECK(SSL_CTX_add1_chain_cert(ssl_context, authority.get()) == 1, "{}", openssl_error());
   impl->has_own_certificate = true;
   return TlsContext(std::move(impl));
 }
@@ -180,8 +184,8 @@ int TlsSession::Impl::read_source(BIO* bio, char* to, std::size_t size, std::siz
   if (!self.established && !SSL_is_init_finished(self.ssl.get())) {
     self.handshake_bytes += *bytes_read;
     if (self.handshake_bytes > kHandshakeBytesMax) {
-      self.refusal = fail(Code::kExhausted, kOp, "the peer sent more than {} bytes without finishing the handshake",
-                          kHandshakeBytesMax);
+      self.refusal = fail(Code::kExhausted, kOperation,
+                          "the peer sent more than {} bytes without finishing the handshake", kHandshakeBytesMax);
       *bytes_read = 0;
       return 0;
     }
@@ -195,7 +199,8 @@ int TlsSession::Impl::write_sink(BIO* bio, const char* from, std::size_t size, s
   Impl& self = session_of(bio);
   BIO_clear_retry_flags(bio);
   if (self.sink == &self.output && self.output.size() + size > kOutputBytesMax) {
-    self.refusal = fail(Code::kExhausted, kOp, "the peer made us answer with more than {} bytes", kOutputBytesMax);
+    self.refusal =
+        fail(Code::kExhausted, kOperation, "the peer made us answer with more than {} bytes", kOutputBytesMax);
     *bytes_written = 0;
     return 0;
   }
@@ -228,7 +233,7 @@ int TlsSession::Impl::verify(X509_STORE_CTX* store, void*) {
   }
   int verify_error = X509_V_ERR_HOSTNAME_MISMATCH;  // selects the alert for the peer
   if (identity) {
-    self.refusal = fail(Code::kInvalid, kOp, "expected {}, found {}",
+    self.refusal = fail(Code::kInvalid, kOperation, "expected {}, found {}",
                         *self.expected == kLearnerId ? "the learner" : fmt::format("worker {}", *self.expected),
                         to_text(*identity));
   } else {
@@ -247,15 +252,15 @@ Result<trust::PeerIdentity> TlsSession::Impl::check(X509_STORE_CTX& store) {
   std::string run_id = context->run_id;
   const STACK_OF(X509)* chain = X509_STORE_CTX_get0_untrusted(&store);
   for (int i = 0; i < sk_X509_num(chain) && !run_key; ++i) {
-    X509& x = *sk_X509_value(chain, i);
-    const auto info = trust::read_authority(x);
+    X509& x509 = *sk_X509_value(chain, i);
+    const auto info = trust::read_authority(x509);
     if (!info || trust::fingerprint(info->key) != context->fingerprint) continue;
     run_key = info->key;
     if (run_id.empty()) run_id = info->run_id;
-    authority = trust::to_der(x);
+    authority = trust::to_der(x509);
   }
   if (!run_key)
-    return fail(Code::kInvalid, kOp, "expected a node of the authority {}.., found one of another",
+    return fail(Code::kInvalid, kOperation, "expected a node of the authority {}.., found one of another",
                 trust::to_hex(context->fingerprint).substr(0, 16));
   return trust::check_certificate(*X509_STORE_CTX_get0_cert(&store), *run_key, run_id, now_unix_s);
 }
@@ -291,7 +296,8 @@ TlsSession TlsSession::client(const TlsContext& context, WorkerId expected, std:
 Result<TlsSession> TlsSession::server(const TlsContext& context, PeerCertificate policy,
                                       std::optional<double> now_unix_s) {
   if (!context.impl()->has_own_certificate || !context.impl()->run_key)
-    return fail(Code::kInvalid, kOp, "a node that accepts connections needs a certificate and that of its authority");
+    return fail(Code::kInvalid, kOperation,
+                "a node that accepts connections needs a certificate and that of its authority");
   const int required = policy == PeerCertificate::kRequired ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0;
   auto impl = Impl::make(context, SSL_VERIFY_PEER | required, now_unix_s);
   SSL_set_accept_state(impl->ssl.get());
@@ -324,10 +330,10 @@ Result<std::size_t> TlsSession::read(std::span<std::byte> out) {
   ERR_clear_error();
   std::size_t bytes_read = 0;
   while (bytes_read < out.size()) {
-    std::size_t n = 0;
-    const int result = SSL_read_ex(self.ssl.get(), out.data() + bytes_read, out.size() - bytes_read, &n);
+    std::size_t new_bytes = 0;
+    const int result = SSL_read_ex(self.ssl.get(), out.data() + bytes_read, out.size() - bytes_read, &new_bytes);
     self.established = self.established || SSL_is_init_finished(self.ssl.get());
-    bytes_read += n;
+    bytes_read += new_bytes;
     if (result == 1) continue;
     const int reason = SSL_get_error(self.ssl.get(), result);
     if (reason == SSL_ERROR_WANT_READ && self.source.empty()) break;
@@ -347,7 +353,7 @@ Status TlsSession::write(std::span<const std::byte> plaintext, std::vector<std::
   Impl& self = *impl_;
   if (self.failure) return *self.failure;
   if (!self.established || self.closing)
-    return fail(Code::kUnavailable, kOp, "written {}",
+    return fail(Code::kUnavailable, kOperation, "written {}",
                 self.closing ? "after the end" : "before the handshake was done");
   const std::size_t needed = block.size() + self.output.size() + sealed_bytes_max(plaintext.size());
   if (needed > block.capacity()) block.reserve(std::max(needed, 2 * block.capacity()));

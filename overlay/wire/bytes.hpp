@@ -21,13 +21,13 @@ T get_le(const std::byte* from) {
 
 // The array's bytes as a string.
 template <class Array>
-std::string raw(const Array& array) {
+std::string bytes_as_string(const Array& array) {
   return std::string(reinterpret_cast<const char*>(array.data()), array.size());
 }
 
 // Copies the string's bytes into the array. Returns false if the sizes differ.
 template <class Array>
-bool copy(const std::string& from, Array& to) {
+bool copy_exact(const std::string& from, Array& to) {
   if (from.size() != to.size()) return false;
   std::memcpy(to.data(), from.data(), to.size());
   return true;

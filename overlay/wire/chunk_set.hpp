@@ -20,7 +20,7 @@ struct StripeMask {
   std::uint64_t wanted = 1;
   static StripeMask all() { return {}; }
   static StripeMask none() { return {1, 0}; }
-  static bool valid(std::uint32_t stripes, std::uint64_t wanted) {
+  static bool is_valid(std::uint32_t stripes, std::uint64_t wanted) {
     return stripes >= 1 && stripes <= kStripesMax && std::has_single_bit(stripes) &&
            (stripes == 64 || wanted >> stripes == 0);
   }
@@ -66,24 +66,26 @@ class ChunkSet {
   void insert_all(const ChunkSet& other) {
     if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
     count_ = 0;
-    for (std::size_t w = 0; w < words_.size(); ++w) {
-      if (w < other.words_.size()) words_[w] |= other.words_[w];
-      count_ += static_cast<std::uint32_t>(std::popcount(words_[w]));
+    for (std::size_t word_index = 0; word_index < words_.size(); ++word_index) {
+      if (word_index < other.words_.size()) words_[word_index] |= other.words_[word_index];
+      count_ += static_cast<std::uint32_t>(std::popcount(words_[word_index]));
     }
   }
   // One more than the highest index in the set.
   std::uint32_t end() const {
-    for (std::size_t w = words_.size(); w-- > 0;)
-      if (words_[w])
-        return static_cast<std::uint32_t>(w * 64 + 64 - static_cast<unsigned>(std::countl_zero(words_[w])));
+    for (std::size_t word_index = words_.size(); word_index-- > 0;)
+      if (words_[word_index])
+        return static_cast<std::uint32_t>(word_index * 64 + 64 -
+                                          static_cast<unsigned>(std::countl_zero(words_[word_index])));
     return 0;
   }
   // The lowest index of the given stripes that is in this set and not in `other`.
   std::optional<std::uint32_t> first_not_in(const ChunkSet& other, const StripeMask& mask) const {
     const std::uint64_t pattern = mask.pattern();
-    for (std::size_t w = 0; w < words_.size(); ++w)
-      if (const std::uint64_t bits = words_[w] & pattern & ~(w < other.words_.size() ? other.words_[w] : 0))
-        return static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(bits)));
+    for (std::size_t word_index = 0; word_index < words_.size(); ++word_index)
+      if (const std::uint64_t bits =
+              words_[word_index] & pattern & ~(word_index < other.words_.size() ? other.words_[word_index] : 0))
+        return static_cast<std::uint32_t>(word_index * 64 + static_cast<std::size_t>(std::countr_zero(bits)));
     return std::nullopt;
   }
   // Number of chunks of the given stripes in this set.

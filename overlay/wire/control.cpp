@@ -12,7 +12,7 @@
 namespace echoline::overlay {
 namespace {
 
-// In this file, `m` is a message and `w` its protobuf form.
+// In this file, `proto` is the protobuf form of `message`.
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
@@ -37,9 +37,9 @@ Result<std::string> line_of(const std::string& from, std::string_view what) {
 
 template <class Array>
 Result<Array> array_of(const std::string& from, std::string_view what) {
-  Array a{};
-  if (!copy(from, a)) return bad("{}: expected {} bytes, found {}", what, a.size(), from.size());
-  return a;
+  Array array{};
+  if (!copy_exact(from, array)) return bad("{}: expected {} bytes, found {}", what, array.size(), from.size());
+  return array;
 }
 
 Result<std::vector<std::byte>> der_of(const std::string& from, std::string_view what) {
@@ -86,84 +86,85 @@ Status check_count(const Items& items, std::string_view what, std::size_t count_
 
 // ---- parts of messages ----
 
-void write(const Endpoint& m, wire::Endpoint& w) {
-  w.set_host(line(m.host));
-  w.set_port(m.port);
+void write(const Endpoint& message, wire::Endpoint& proto) {
+  proto.set_host(line(message.host));
+  proto.set_port(message.port);
 }
-Result<Endpoint> read(const wire::Endpoint& w) {
-  ECHO_ASSIGN(std::string host, line_of(w.host(), "host"));
-  if (w.port() < 1 || w.port() > 65535) return bad("expected a port from 1 to 65535, found {}", w.port());
-  return Endpoint{std::move(host), static_cast<std::uint16_t>(w.port())};
+Result<Endpoint> read(const wire::Endpoint& proto) {
+  ECHO_ASSIGN(std::string host, line_of(proto.host(), "host"));
+  if (proto.port() < 1 || proto.port() > 65535) return bad("expected a port from 1 to 65535, found {}", proto.port());
+  return Endpoint{std::move(host), static_cast<std::uint16_t>(proto.port())};
 }
 
-void write(const Signed& m, wire::Signed& w) {
-  w.set_body(m.body);
-  w.set_signature(raw(m.signature.bytes));
+void write(const Signed& message, wire::Signed& proto) {
+  proto.set_body(message.body);
+  proto.set_signature(bytes_as_string(message.signature.bytes));
 }
 template <class Message = Signed>
-Result<Message> read_signed(const wire::Signed& w) {
-  Message m;
-  ECHO_ASSIGN(m.body, bytes_of(w.body(), "signed body", kSignedBytesMax));
-  ECHO_ASSIGN(m.signature.bytes, array_of<decltype(trust::Signature::bytes)>(w.signature(), "signature"));
-  return m;
+Result<Message> read_signed(const wire::Signed& proto) {
+  Message message;
+  ECHO_ASSIGN(message.body, bytes_of(proto.body(), "signed body", kSignedBytesMax));
+  ECHO_ASSIGN(message.signature.bytes, array_of<decltype(trust::Signature::bytes)>(proto.signature(), "signature"));
+  return message;
 }
 
 template <class Body>
-Result<std::optional<SignedGrant>> read_grant(const Body& w) {
-  if (!w.has_grant()) return std::optional<SignedGrant>();
-  ECHO_ASSIGN(SignedGrant grant, read_signed<SignedGrant>(w.grant()));
+Result<std::optional<SignedGrant>> read_grant(const Body& proto) {
+  if (!proto.has_grant()) return std::optional<SignedGrant>();
+  ECHO_ASSIGN(SignedGrant grant, read_signed<SignedGrant>(proto.grant()));
   return std::optional(std::move(grant));
 }
 
-void write(const Installed& m, wire::Installed& w) {
-  w.set_version(m.version.value);
-  w.set_policy_digest(raw(m.policy_digest));
-  w.set_epoch(m.epoch);
-  w.set_verify_ns(static_cast<std::uint64_t>(m.verify.count()));
-  w.set_install_ns(static_cast<std::uint64_t>(m.install.count()));
+void write(const Installed& message, wire::Installed& proto) {
+  proto.set_version(message.version.value);
+  proto.set_policy_digest(bytes_as_string(message.policy_digest));
+  proto.set_epoch(message.epoch);
+  proto.set_verify_ns(static_cast<std::uint64_t>(message.verify.count()));
+  proto.set_install_ns(static_cast<std::uint64_t>(message.install.count()));
 }
-Result<Installed> read(const wire::Installed& w) {
+Result<Installed> read(const wire::Installed& proto) {
   const auto stage = [](std::uint64_t ns) {
     return Duration(static_cast<std::int64_t>(std::min(ns, static_cast<std::uint64_t>(kStageMax.count()))));
   };
-  ECHO_ASSIGN(const Digest digest, array_of<Digest>(w.policy_digest(), "policy digest"));
-  return Installed{Version{w.version()}, digest, w.epoch(), stage(w.verify_ns()), stage(w.install_ns())};
+  ECHO_ASSIGN(const Digest digest, array_of<Digest>(proto.policy_digest(), "policy digest"));
+  return Installed{Version{proto.version()}, digest, proto.epoch(), stage(proto.verify_ns()),
+                   stage(proto.install_ns())};
 }
 
-void write(const Parent& m, wire::Parent& w) {
-  w.set_worker(m.worker.value);
-  write(m.endpoint, *w.mutable_endpoint());
-  w.set_stripes(m.stripe_mask);
-  w.set_dials(m.dials);
+void write(const Parent& message, wire::Parent& proto) {
+  proto.set_worker(message.worker.value);
+  write(message.endpoint, *proto.mutable_endpoint());
+  proto.set_stripes(message.stripe_mask);
+  proto.set_dials(message.dials);
 }
-Result<Parent> read(const wire::Parent& w) {
-  ECHO_ASSIGN(Endpoint endpoint, read(w.endpoint()));
-  return Parent{WorkerId{w.worker()}, std::move(endpoint), w.stripes(), w.dials()};
+Result<Parent> read(const wire::Parent& proto) {
+  ECHO_ASSIGN(Endpoint endpoint, read(proto.endpoint()));
+  return Parent{WorkerId{proto.worker()}, std::move(endpoint), proto.stripes(), proto.dials()};
 }
 
-void write(const Have& m, wire::Have& w) {
-  if (m.position) w.set_position(m.position->value);
-  w.set_stripes(m.wanted.stripes);
-  w.set_wanted(m.wanted.wanted);
-  for (const auto& [key, have] : m.items) {
-    wire::HaveItem& item = *w.add_items();
+void write(const Have& message, wire::Have& proto) {
+  if (message.position) proto.set_position(message.position->value);
+  proto.set_stripes(message.wanted.stripes);
+  proto.set_wanted(message.wanted.wanted);
+  for (const auto& [key, have] : message.items) {
+    wire::HaveItem& item = *proto.add_items();
     set_key(item, key);
-    item.set_publication(raw(have.publication));
+    item.set_publication(bytes_as_string(have.publication));
     const std::uint32_t size = have.complete ? have.chunks.count() : have.chunks.end();
     item.set_chunks(size);
     if (!have.complete) item.set_bitmap(have.chunks.to_bytes(size));
   }
 }
-Result<Have> read(const wire::Have& w) {
+Result<Have> read(const wire::Have& proto) {
   Have have;
-  if (w.has_position()) have.position = Version{w.position()};
-  if (!StripeMask::valid(w.stripes(), w.wanted()))
-    return bad("expected a power of two of at most {} stripes, found {} with mask {:#x}", kStripesMax, w.stripes(),
-               w.wanted());
-  have.wanted = {w.stripes(), w.wanted()};
-  ECHO_TRY(check_count(w.items(), "publications", kHaveItemsMax));
+  if (proto.has_position()) have.position = Version{proto.position()};
+  if (!StripeMask::is_valid(proto.stripes(), proto.wanted()))
+    return bad("expected a power of two of at most {} stripes, found {} with mask {:#x}", kStripesMax, proto.stripes(),
+               proto.wanted());
+  have.wanted = {proto.stripes(), proto.wanted()};
+  ECHO_TRY(check_count(proto.items(), "publications", kHaveItemsMax));
   std::uint64_t chunks_total = 0;
-  for (const wire::HaveItem& item : w.items()) {
+  for (const wire::HaveItem& item : proto.items()) {
     ECHO_ASSIGN(const PublicationKey key, key_of(item));
     Have::Item& to = have.items[key];
     ECHO_ASSIGN(to.publication, array_of<PublicationId>(item.publication(), "publication"));
@@ -184,22 +185,22 @@ Result<Have> read(const wire::Have& w) {
 }
 
 template <class Message>
-void write_progress(const std::vector<Progress>& items, Message& w) {
+void write_progress(const std::vector<Progress>& items, Message& proto) {
   for (const Progress& item : items) {
-    wire::Progress& p = *w.add_progress();
-    p.set_publication(raw(item.publication));
-    for (const std::uint32_t n : item.chunks) p.add_chunks(n);
+    wire::Progress& proto_progress = *proto.add_progress();
+    proto_progress.set_publication(bytes_as_string(item.publication));
+    for (const std::uint32_t chunk_count : item.chunks) proto_progress.add_chunks(chunk_count);
   }
 }
 template <class Message>
-Result<std::vector<Progress>> read_progress(const Message& w) {
-  ECHO_TRY(check_count(w.progress(), "progress items"));
+Result<std::vector<Progress>> read_progress(const Message& proto) {
+  ECHO_TRY(check_count(proto.progress(), "progress items"));
   std::vector<Progress> items;
-  for (const wire::Progress& p : w.progress()) {
+  for (const wire::Progress& proto_progress : proto.progress()) {
     Progress item;
-    ECHO_ASSIGN(item.publication, array_of<PublicationId>(p.publication(), "publication"));
-    ECHO_TRY(check_count(p.chunks(), "stripes", kStripesMax));
-    item.chunks.assign(p.chunks().begin(), p.chunks().end());
+    ECHO_ASSIGN(item.publication, array_of<PublicationId>(proto_progress.publication(), "publication"));
+    ECHO_TRY(check_count(proto_progress.chunks(), "stripes", kStripesMax));
+    item.chunks.assign(proto_progress.chunks().begin(), proto_progress.chunks().end());
     items.push_back(std::move(item));
   }
   return items;
@@ -207,352 +208,365 @@ Result<std::vector<Progress>> read_progress(const Message& w) {
 
 // ---- messages: write_to puts a message into the envelope, read decodes it ----
 
-void write_to(wire::ControlMessage& out, const Enrol& m) {
-  auto& w = *out.mutable_enrol();
-  w.set_token(m.token);
-  w.set_instance(line(m.instance));
-  w.set_public_key(raw(m.key.bytes));
-  w.set_proof(raw(m.proof.bytes));
+void write_to(wire::ControlMessage& out, const Enrol& message) {
+  auto& proto = *out.mutable_enrol();
+  proto.set_token(message.token);
+  proto.set_instance(line(message.instance));
+  proto.set_public_key(bytes_as_string(message.key.bytes));
+  proto.set_proof(bytes_as_string(message.proof.bytes));
 }
-Result<Enrol> read(const wire::Enrol& w) {
-  Enrol m;
-  ECHO_ASSIGN(m.token, bytes_of(w.token(), "token", kTokenBytesMax));
-  ECHO_ASSIGN(m.instance, line_of(w.instance(), "instance"));
-  ECHO_ASSIGN(m.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(w.public_key(), "public key"));
-  ECHO_ASSIGN(m.proof.bytes, array_of<decltype(trust::Signature::bytes)>(w.proof(), "proof"));
-  return m;
+Result<Enrol> read(const wire::Enrol& proto) {
+  Enrol message;
+  ECHO_ASSIGN(message.token, bytes_of(proto.token(), "token", kTokenBytesMax));
+  ECHO_ASSIGN(message.instance, line_of(proto.instance(), "instance"));
+  ECHO_ASSIGN(message.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(proto.public_key(), "public key"));
+  ECHO_ASSIGN(message.proof.bytes, array_of<decltype(trust::Signature::bytes)>(proto.proof(), "proof"));
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const Return& m) {
-  auto& w = *out.mutable_return_to();
-  w.set_public_key(raw(m.key.bytes));
-  w.set_proof(raw(m.proof.bytes));
+void write_to(wire::ControlMessage& out, const Return& message) {
+  auto& proto = *out.mutable_return_to();
+  proto.set_public_key(bytes_as_string(message.key.bytes));
+  proto.set_proof(bytes_as_string(message.proof.bytes));
 }
-Result<Return> read(const wire::Return& w) {
-  Return m;
-  ECHO_ASSIGN(m.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(w.public_key(), "public key"));
-  ECHO_ASSIGN(m.proof.bytes, array_of<decltype(trust::Signature::bytes)>(w.proof(), "proof"));
-  return m;
+Result<Return> read(const wire::Return& proto) {
+  Return message;
+  ECHO_ASSIGN(message.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(proto.public_key(), "public key"));
+  ECHO_ASSIGN(message.proof.bytes, array_of<decltype(trust::Signature::bytes)>(proto.proof(), "proof"));
+  return message;
 }
 
 std::string as_string(const std::vector<std::byte>& der) {
   return std::string(reinterpret_cast<const char*>(der.data()), der.size());
 }
 
-void write_to(wire::ControlMessage& out, const Enrolled& m) {
-  auto& w = *out.mutable_enrolled();
-  w.set_worker(m.worker.value);
-  w.set_certificate(as_string(m.certificate));
-  w.set_authority(as_string(m.authority));
-  w.set_unix_ms(m.unix_ms);
+void write_to(wire::ControlMessage& out, const Enrolled& message) {
+  auto& proto = *out.mutable_enrolled();
+  proto.set_worker(message.worker.value);
+  proto.set_certificate(as_string(message.certificate));
+  proto.set_authority(as_string(message.authority));
+  proto.set_unix_ms(message.unix_ms);
 }
-Result<Enrolled> read(const wire::Enrolled& w) {
-  Enrolled m;
-  if (w.worker() == 0) return bad("an enrolment without a worker id");
-  m.worker = WorkerId{w.worker()};
-  ECHO_ASSIGN(m.certificate, der_of(w.certificate(), "certificate"));
-  ECHO_ASSIGN(m.authority, der_of(w.authority(), "authority"));
-  m.unix_ms = w.unix_ms();
-  return m;
+Result<Enrolled> read(const wire::Enrolled& proto) {
+  Enrolled message;
+  if (proto.worker() == 0) return bad("an enrolment without a worker id");
+  message.worker = WorkerId{proto.worker()};
+  ECHO_ASSIGN(message.certificate, der_of(proto.certificate(), "certificate"));
+  ECHO_ASSIGN(message.authority, der_of(proto.authority(), "authority"));
+  message.unix_ms = proto.unix_ms();
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const Renew& m) { out.mutable_renew()->set_public_key(raw(m.key.bytes)); }
-Result<Renew> read(const wire::Renew& w) {
-  Renew m;
-  ECHO_ASSIGN(m.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(w.public_key(), "public key"));
-  return m;
+void write_to(wire::ControlMessage& out, const Renew& message) {
+  out.mutable_renew()->set_public_key(bytes_as_string(message.key.bytes));
 }
-void write_to(wire::ControlMessage& out, const Renewed& m) {
-  out.mutable_renewed()->set_certificate(as_string(m.certificate));
+Result<Renew> read(const wire::Renew& proto) {
+  Renew message;
+  ECHO_ASSIGN(message.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(proto.public_key(), "public key"));
+  return message;
 }
-Result<Renewed> read(const wire::Renewed& w) {
-  ECHO_ASSIGN(std::vector<std::byte> der, der_of(w.certificate(), "certificate"));
+void write_to(wire::ControlMessage& out, const Renewed& message) {
+  out.mutable_renewed()->set_certificate(as_string(message.certificate));
+}
+Result<Renewed> read(const wire::Renewed& proto) {
+  ECHO_ASSIGN(std::vector<std::byte> der, der_of(proto.certificate(), "certificate"));
   return Renewed{std::move(der)};
 }
 
-void write_to(wire::ControlMessage& out, const Hello& m) {
-  auto& w = *out.mutable_hello();
-  w.set_protocol(kProtocol);
-  w.set_run_id(line(m.run_id));
-  w.set_name(line(m.name));
-  write(m.data, *w.mutable_data());
-  if (m.up) w.set_up_bits_per_s(m.up->bits_per_s);
-  if (m.down) w.set_down_bits_per_s(m.down->bits_per_s);
-  if (m.installed) write(*m.installed, *w.mutable_installed());
-  if (!m.place.empty()) w.set_place(line(m.place));
+void write_to(wire::ControlMessage& out, const Hello& message) {
+  auto& proto = *out.mutable_hello();
+  proto.set_protocol(kProtocol);
+  proto.set_run_id(line(message.run_id));
+  proto.set_name(line(message.name));
+  write(message.data, *proto.mutable_data());
+  if (message.up) proto.set_up_bits_per_s(message.up->bits_per_s);
+  if (message.down) proto.set_down_bits_per_s(message.down->bits_per_s);
+  if (message.installed) write(*message.installed, *proto.mutable_installed());
+  if (!message.place.empty()) proto.set_place(line(message.place));
 }
-Result<Hello> read(const wire::Hello& w) {
-  ECHO_TRY(check_protocol(w.protocol()));
-  Hello m;
-  ECHO_ASSIGN(m.run_id, line_of(w.run_id(), "run id"));
-  ECHO_ASSIGN(m.name, line_of(w.name(), "name"));
-  ECHO_ASSIGN(m.data, read(w.data()));
-  ECHO_ASSIGN(m.up, rate_of(w.has_up_bits_per_s(), w.up_bits_per_s(), "up"));
-  ECHO_ASSIGN(m.down, rate_of(w.has_down_bits_per_s(), w.down_bits_per_s(), "down"));
-  if (w.has_installed()) {
-    ECHO_ASSIGN(m.installed, read(w.installed()));
+Result<Hello> read(const wire::Hello& proto) {
+  ECHO_TRY(check_protocol(proto.protocol()));
+  Hello message;
+  ECHO_ASSIGN(message.run_id, line_of(proto.run_id(), "run id"));
+  ECHO_ASSIGN(message.name, line_of(proto.name(), "name"));
+  ECHO_ASSIGN(message.data, read(proto.data()));
+  ECHO_ASSIGN(message.up, rate_of(proto.has_up_bits_per_s(), proto.up_bits_per_s(), "up"));
+  ECHO_ASSIGN(message.down, rate_of(proto.has_down_bits_per_s(), proto.down_bits_per_s(), "down"));
+  if (proto.has_installed()) {
+    ECHO_ASSIGN(message.installed, read(proto.installed()));
   }
-  ECHO_ASSIGN(m.place, line_of(w.place(), "place"));
-  return m;
+  ECHO_ASSIGN(message.place, line_of(proto.place(), "place"));
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const Welcome& m) {
-  auto& w = *out.mutable_welcome();
-  w.set_worker(m.worker.value);
-  w.set_heartbeat_ns(static_cast<std::uint64_t>(m.heartbeat.count()));
-  w.set_patience_ns(static_cast<std::uint64_t>(m.patience.count()));
-  w.set_unix_ms(m.unix_ms);
-  w.set_application(m.application);
-  w.set_away_ns(static_cast<std::uint64_t>(m.away_max.count()));
-  w.set_policy_bytes(m.policy.count);
+void write_to(wire::ControlMessage& out, const Welcome& message) {
+  auto& proto = *out.mutable_welcome();
+  proto.set_worker(message.worker.value);
+  proto.set_heartbeat_ns(static_cast<std::uint64_t>(message.heartbeat.count()));
+  proto.set_patience_ns(static_cast<std::uint64_t>(message.patience.count()));
+  proto.set_unix_ms(message.unix_ms);
+  proto.set_application(message.application);
+  proto.set_away_ns(static_cast<std::uint64_t>(message.away_max.count()));
+  proto.set_policy_bytes(message.policy.count);
 }
-Result<Welcome> read(const wire::Welcome& w) {
+Result<Welcome> read(const wire::Welcome& proto) {
   constexpr std::uint64_t kDayNs = 86'400'000'000'000;
-  if (w.worker() == 0) return bad("a welcome without a worker id");
-  for (const std::uint64_t ns : {w.heartbeat_ns(), w.patience_ns()})
+  if (proto.worker() == 0) return bad("a welcome without a worker id");
+  for (const std::uint64_t ns : {proto.heartbeat_ns(), proto.patience_ns()})
     if (ns < 1'000'000 || ns > kDayNs)
-      return bad("expected a heartbeat and a patience from 1 ms to a day, found {} ns and {} ns", w.heartbeat_ns(),
-                 w.patience_ns());
-  if (w.away_ns() > kDayNs) return bad("expected to be away for at most a day, found {} ns", w.away_ns());
-  if (w.policy_bytes() > kPolicyBytesMax)
-    return bad("expected a policy of at most {} bytes, found {}", kPolicyBytesMax, w.policy_bytes());
-  return Welcome{WorkerId{w.worker()}, Duration(w.heartbeat_ns()), Duration(w.patience_ns()), w.unix_ms(),
-                 w.application(),      Duration(w.away_ns()),      Bytes{w.policy_bytes()}};
+      return bad("expected a heartbeat and a patience from 1 ms to a day, found {} ns and {} ns", proto.heartbeat_ns(),
+                 proto.patience_ns());
+  if (proto.away_ns() > kDayNs) return bad("expected to be away for at most a day, found {} ns", proto.away_ns());
+  if (proto.policy_bytes() > kPolicyBytesMax)
+    return bad("expected a policy of at most {} bytes, found {}", kPolicyBytesMax, proto.policy_bytes());
+  return Welcome{
+      WorkerId{proto.worker()}, Duration(proto.heartbeat_ns()), Duration(proto.patience_ns()), proto.unix_ms(),
+      proto.application(),      Duration(proto.away_ns()),      Bytes{proto.policy_bytes()}};
 }
 
-void write_to(wire::ControlMessage& out, const Assign& m) {
-  auto& w = *out.mutable_assign();
-  w.set_stripes(m.stripe_count);
-  for (const Parent& parent : m.parents) write(parent, *w.add_parents());
-  if (m.grant) write(*m.grant, *w.mutable_grant());
+void write_to(wire::ControlMessage& out, const Assign& message) {
+  auto& proto = *out.mutable_assign();
+  proto.set_stripes(message.stripe_count);
+  for (const Parent& parent : message.parents) write(parent, *proto.add_parents());
+  if (message.grant) write(*message.grant, *proto.mutable_grant());
 }
-Result<Assign> read(const wire::Assign& w) {
-  Assign m;
-  m.stripe_count = w.stripes();
+Result<Assign> read(const wire::Assign& proto) {
+  Assign message;
+  message.stripe_count = proto.stripes();
   std::uint64_t assigned_stripes = 0;  // bit j: stripe j has a parent
-  for (const wire::Parent& p : w.parents()) {
-    ECHO_ASSIGN(Parent parent, read(p));
-    if (!StripeMask::valid(m.stripe_count, parent.stripe_mask) || parent.stripe_mask == 0 ||
+  for (const wire::Parent& proto_parent : proto.parents()) {
+    ECHO_ASSIGN(Parent parent, read(proto_parent));
+    if (!StripeMask::is_valid(message.stripe_count, parent.stripe_mask) || parent.stripe_mask == 0 ||
         (assigned_stripes & parent.stripe_mask))
       return bad("the stripes {:#x} of parent {} do not fit {} stripes", parent.stripe_mask, parent.worker,
-                 m.stripe_count);
+                 message.stripe_count);
     assigned_stripes |= parent.stripe_mask;
-    m.parents.push_back(std::move(parent));
+    message.parents.push_back(std::move(parent));
   }
-  if (!StripeMask::valid(m.stripe_count, assigned_stripes) ||
-      static_cast<unsigned>(std::popcount(assigned_stripes)) != m.stripe_count)
-    return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripe_count, assigned_stripes);
-  ECHO_ASSIGN(m.grant, read_grant(w));
-  return m;
+  if (!StripeMask::is_valid(message.stripe_count, assigned_stripes) ||
+      static_cast<unsigned>(std::popcount(assigned_stripes)) != message.stripe_count)
+    return bad("expected a parent for each of {} stripes, found the mask {:#x}", message.stripe_count,
+               assigned_stripes);
+  ECHO_ASSIGN(message.grant, read_grant(proto));
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const SignedGrant& m) { write(m, *out.mutable_grant()); }
-void write_to(wire::ControlMessage& out, const Release& m) {
-  out.mutable_release()->set_child(m.child.value);
-  out.mutable_release()->set_issued(m.issued);
+void write_to(wire::ControlMessage& out, const SignedGrant& message) { write(message, *out.mutable_grant()); }
+void write_to(wire::ControlMessage& out, const Release& message) {
+  out.mutable_release()->set_child(message.child.value);
+  out.mutable_release()->set_issued(message.issued);
 }
-Result<Release> read(const wire::Release& w) { return Release{WorkerId{w.child()}, w.issued()}; }
+Result<Release> read(const wire::Release& proto) { return Release{WorkerId{proto.child()}, proto.issued()}; }
 
-void write_to(wire::ControlMessage& out, const DialChild& m) {
-  auto& w = *out.mutable_dial_child();
-  w.set_worker(m.worker.value);
-  write(m.endpoint, *w.mutable_endpoint());
+void write_to(wire::ControlMessage& out, const DialChild& message) {
+  auto& proto = *out.mutable_dial_child();
+  proto.set_worker(message.worker.value);
+  write(message.endpoint, *proto.mutable_endpoint());
 }
-Result<DialChild> read(const wire::DialChild& w) {
-  ECHO_ASSIGN(Endpoint endpoint, read(w.endpoint()));
-  if (w.worker() == 0) return bad("expected a worker, found the learner, which has no parent");
-  return DialChild{WorkerId{w.worker()}, std::move(endpoint)};
-}
-
-void write_to(wire::ControlMessage& out, const NeedHelp& m) {
-  auto& w = *out.mutable_need_help();
-  w.set_target(m.target.value);
-  w.set_full_only(m.full_only);
-  if (m.position) w.set_position(m.position->value);
-  w.set_stalled(m.stalled);
-}
-Result<NeedHelp> read(const wire::NeedHelp& w) {
-  NeedHelp m{Version{w.target()}, w.full_only(), {}, w.stalled()};
-  if (w.has_position()) m.position = Version{w.position()};
-  return m;
+Result<DialChild> read(const wire::DialChild& proto) {
+  ECHO_ASSIGN(Endpoint endpoint, read(proto.endpoint()));
+  if (proto.worker() == 0) return bad("expected a worker, found the learner, which has no parent");
+  return DialChild{WorkerId{proto.worker()}, std::move(endpoint)};
 }
 
-void write_to(wire::ControlMessage& out, const Help& m) {
-  auto& w = *out.mutable_help();
-  write(m.from, *w.mutable_from());
-  w.set_target(m.target.value);
-  w.set_full_only(m.full_only);
-  if (m.grant) write(*m.grant, *w.mutable_grant());
+void write_to(wire::ControlMessage& out, const NeedHelp& message) {
+  auto& proto = *out.mutable_need_help();
+  proto.set_target(message.target.value);
+  proto.set_full_only(message.full_only);
+  if (message.position) proto.set_position(message.position->value);
+  proto.set_stalled(message.stalled);
 }
-Result<Help> read(const wire::Help& w) {
-  ECHO_ASSIGN(Parent from, read(w.from()));
-  ECHO_ASSIGN(std::optional<SignedGrant> grant, read_grant(w));
-  return Help{std::move(from), Version{w.target()}, w.full_only(), std::move(grant)};
-}
-
-void write_to(wire::ControlMessage& out, const SignedAnnouncement& m) { write(m, *out.mutable_announcement()); }
-void write_to(wire::ControlMessage& out, const SignedManifest& m) { write(m, *out.mutable_manifest()); }
-void write_to(wire::ControlMessage& out, const SignedBeacon& m) { write(m, *out.mutable_beacon()); }
-
-void write_to(wire::ControlMessage& out, const PeerHello& m) {
-  auto& w = *out.mutable_peer_hello();
-  w.set_protocol(kProtocol);
-  w.set_run_id(line(m.run_id));
-  w.set_stream(m.stream);
-  if (m.catch_up_to) w.set_catch_up_to(m.catch_up_to->value);
-  w.set_full_only(m.full_only);
-  write(m.have, *w.mutable_have());
-  w.set_have_follows(m.have_follows);
-  if (m.grant) write(*m.grant, *w.mutable_grant());
-}
-Result<PeerHello> read(const wire::PeerHello& w) {
-  ECHO_TRY(check_protocol(w.protocol()));
-  PeerHello m;
-  ECHO_ASSIGN(m.run_id, line_of(w.run_id(), "run id"));
-  m.stream = w.stream();
-  if (w.has_catch_up_to()) m.catch_up_to = Version{w.catch_up_to()};
-  m.full_only = w.full_only();
-  ECHO_ASSIGN(m.have, read(w.have()));
-  m.have_follows = w.have_follows();
-  ECHO_ASSIGN(m.grant, read_grant(w));
-  return m;
+Result<NeedHelp> read(const wire::NeedHelp& proto) {
+  NeedHelp message{Version{proto.target()}, proto.full_only(), {}, proto.stalled()};
+  if (proto.has_position()) message.position = Version{proto.position()};
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const Have& m) { write(m, *out.mutable_have()); }
-
-void write_to(wire::ControlMessage& out, const MoreStreams& m) { out.mutable_more_streams()->set_streams(m.streams); }
-Result<MoreStreams> read(const wire::MoreStreams& w) { return MoreStreams{w.streams()}; }
-
-void write_to(wire::ControlMessage& out, const ChunkRequest& m) {
-  auto& w = *out.mutable_chunk_request();
-  w.set_publication(raw(m.publication));
-  w.set_index(m.index);
+void write_to(wire::ControlMessage& out, const Help& message) {
+  auto& proto = *out.mutable_help();
+  write(message.from, *proto.mutable_from());
+  proto.set_target(message.target.value);
+  proto.set_full_only(message.full_only);
+  if (message.grant) write(*message.grant, *proto.mutable_grant());
 }
-Result<ChunkRequest> read(const wire::ChunkRequest& w) {
-  ECHO_ASSIGN(const PublicationId id, array_of<PublicationId>(w.publication(), "publication"));
-  return ChunkRequest{id, w.index()};
+Result<Help> read(const wire::Help& proto) {
+  ECHO_ASSIGN(Parent from, read(proto.from()));
+  ECHO_ASSIGN(std::optional<SignedGrant> grant, read_grant(proto));
+  return Help{std::move(from), Version{proto.target()}, proto.full_only(), std::move(grant)};
 }
 
-void write_to(wire::ControlMessage& out, const CannotServe& m) {
-  auto& w = *out.mutable_cannot_serve();
-  w.set_target(m.target.value);
-  w.set_behind(m.snapshot_is_cheaper);
+void write_to(wire::ControlMessage& out, const SignedAnnouncement& message) {
+  write(message, *out.mutable_announcement());
 }
-Result<CannotServe> read(const wire::CannotServe& w) { return CannotServe{Version{w.target()}, w.behind()}; }
+void write_to(wire::ControlMessage& out, const SignedManifest& message) { write(message, *out.mutable_manifest()); }
+void write_to(wire::ControlMessage& out, const SignedBeacon& message) { write(message, *out.mutable_beacon()); }
 
-void write_to(wire::ControlMessage& out, const EdgeStatus& m) {
-  auto& w = *out.mutable_edge_status();
-  if (m.beacon) write(*m.beacon, *w.mutable_beacon());
-  write_progress(m.progress, w);
+void write_to(wire::ControlMessage& out, const PeerHello& message) {
+  auto& proto = *out.mutable_peer_hello();
+  proto.set_protocol(kProtocol);
+  proto.set_run_id(line(message.run_id));
+  proto.set_stream(message.stream);
+  if (message.catch_up_to) proto.set_catch_up_to(message.catch_up_to->value);
+  proto.set_full_only(message.full_only);
+  write(message.have, *proto.mutable_have());
+  proto.set_have_follows(message.have_follows);
+  if (message.grant) write(*message.grant, *proto.mutable_grant());
 }
-Result<EdgeStatus> read(const wire::EdgeStatus& w) {
-  EdgeStatus m;
-  if (w.has_beacon()) {
-    ECHO_ASSIGN(m.beacon, read_signed(w.beacon()));
+Result<PeerHello> read(const wire::PeerHello& proto) {
+  ECHO_TRY(check_protocol(proto.protocol()));
+  PeerHello message;
+  ECHO_ASSIGN(message.run_id, line_of(proto.run_id(), "run id"));
+  message.stream = proto.stream();
+  if (proto.has_catch_up_to()) message.catch_up_to = Version{proto.catch_up_to()};
+  message.full_only = proto.full_only();
+  ECHO_ASSIGN(message.have, read(proto.have()));
+  message.have_follows = proto.have_follows();
+  ECHO_ASSIGN(message.grant, read_grant(proto));
+  return message;
+}
+
+void write_to(wire::ControlMessage& out, const Have& message) { write(message, *out.mutable_have()); }
+
+void write_to(wire::ControlMessage& out, const MoreStreams& message) {
+  out.mutable_more_streams()->set_streams(message.streams);
+}
+Result<MoreStreams> read(const wire::MoreStreams& proto) { return MoreStreams{proto.streams()}; }
+
+void write_to(wire::ControlMessage& out, const ChunkRequest& message) {
+  auto& proto = *out.mutable_chunk_request();
+  proto.set_publication(bytes_as_string(message.publication));
+  proto.set_index(message.index);
+}
+Result<ChunkRequest> read(const wire::ChunkRequest& proto) {
+  ECHO_ASSIGN(const PublicationId id, array_of<PublicationId>(proto.publication(), "publication"));
+  return ChunkRequest{id, proto.index()};
+}
+
+void write_to(wire::ControlMessage& out, const CannotServe& message) {
+  auto& proto = *out.mutable_cannot_serve();
+  proto.set_target(message.target.value);
+  proto.set_behind(message.snapshot_is_cheaper);
+}
+Result<CannotServe> read(const wire::CannotServe& proto) {
+  return CannotServe{Version{proto.target()}, proto.behind()};
+}
+
+void write_to(wire::ControlMessage& out, const EdgeStatus& message) {
+  auto& proto = *out.mutable_edge_status();
+  if (message.beacon) write(*message.beacon, *proto.mutable_beacon());
+  write_progress(message.progress, proto);
+}
+Result<EdgeStatus> read(const wire::EdgeStatus& proto) {
+  EdgeStatus message;
+  if (proto.has_beacon()) {
+    ECHO_ASSIGN(message.beacon, read_signed(proto.beacon()));
   }
-  ECHO_ASSIGN(m.progress, read_progress(w));
-  return m;
+  ECHO_ASSIGN(message.progress, read_progress(proto));
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const EdgeFailed& m) {
-  auto& w = *out.mutable_edge_failed();
-  w.set_parent(m.parent.value);
-  w.set_kind(static_cast<std::uint32_t>(m.kind));
-  w.set_reason(line(m.reason));
+void write_to(wire::ControlMessage& out, const EdgeFailed& message) {
+  auto& proto = *out.mutable_edge_failed();
+  proto.set_parent(message.parent.value);
+  proto.set_kind(static_cast<std::uint32_t>(message.kind));
+  proto.set_reason(line(message.reason));
 }
-Result<EdgeFailed> read(const wire::EdgeFailed& w) {
-  EdgeFailed m;
-  m.parent = WorkerId{w.parent()};
-  if (w.kind() > 3) return bad("expected a kind of failure from 0 to 3, found {}", w.kind());
-  m.kind = static_cast<EdgeTroubleKind>(w.kind());
-  ECHO_ASSIGN(m.reason, line_of(w.reason(), "reason"));
-  return m;
-}
-
-void write_to(wire::ControlMessage& out, const Poisoned& m) {
-  auto& w = *out.mutable_poisoned();
-  w.set_parent(m.parent.value);
-  w.set_publication(raw(m.publication));
-  w.set_index(m.index);
-}
-Result<Poisoned> read(const wire::Poisoned& w) {
-  ECHO_ASSIGN(const PublicationId id, array_of<PublicationId>(w.publication(), "publication"));
-  return Poisoned{WorkerId{w.parent()}, id, w.index()};
+Result<EdgeFailed> read(const wire::EdgeFailed& proto) {
+  EdgeFailed message;
+  message.parent = WorkerId{proto.parent()};
+  if (proto.kind() > 3) return bad("expected a kind of failure from 0 to 3, found {}", proto.kind());
+  message.kind = static_cast<EdgeTroubleKind>(proto.kind());
+  ECHO_ASSIGN(message.reason, line_of(proto.reason(), "reason"));
+  return message;
 }
 
-void write_to(wire::ControlMessage& out, const Installed& m) { write(m, *out.mutable_ack()); }
-
-void write_to(wire::ControlMessage& out, const Heartbeat& m) {
-  auto& w = *out.mutable_heartbeat();
-  if (m.installed) write(*m.installed, *w.mutable_installed());
-  w.set_chunk_bytes_in(m.chunk_bytes_in);
-  w.set_chunk_bytes_forwarded(m.chunk_bytes_forwarded);
-  w.set_chunks_duplicate(m.chunks_duplicate);
-  w.set_chunks_corrupt(m.chunks_corrupt);
-  if (m.forwarding_rate) w.set_forwarding_bits_per_s(m.forwarding_rate->bits_per_s);
-  write_progress(m.progress, w);
-  for (const EdgeReport& report : m.edges) {
-    wire::EdgeReport& e = *w.add_edges();
-    e.set_child(report.child.value);
-    e.set_bytes(report.bytes);
-    e.set_bits_per_s(report.rate.bits_per_s);
-    e.set_limit(static_cast<std::uint32_t>(report.limit));
-    e.set_streams(report.streams);
-  }
-  for (const Holding& holding : m.holdings) {
-    wire::Holding& h = *w.add_holdings();
-    set_key(h, holding.key);
-    h.set_payload_bytes(holding.payload_bytes);
-  }
-  w.set_application(m.application);
+void write_to(wire::ControlMessage& out, const Poisoned& message) {
+  auto& proto = *out.mutable_poisoned();
+  proto.set_parent(message.parent.value);
+  proto.set_publication(bytes_as_string(message.publication));
+  proto.set_index(message.index);
 }
-Result<Heartbeat> read(const wire::Heartbeat& w) {
-  Heartbeat m;
-  if (w.has_installed()) {
-    ECHO_ASSIGN(m.installed, read(w.installed()));
+Result<Poisoned> read(const wire::Poisoned& proto) {
+  ECHO_ASSIGN(const PublicationId id, array_of<PublicationId>(proto.publication(), "publication"));
+  return Poisoned{WorkerId{proto.parent()}, id, proto.index()};
+}
+
+void write_to(wire::ControlMessage& out, const Installed& message) { write(message, *out.mutable_ack()); }
+
+void write_to(wire::ControlMessage& out, const Heartbeat& message) {
+  auto& proto = *out.mutable_heartbeat();
+  if (message.installed) write(*message.installed, *proto.mutable_installed());
+  proto.set_chunk_bytes_in(message.chunk_bytes_in);
+  proto.set_chunk_bytes_forwarded(message.chunk_bytes_forwarded);
+  proto.set_chunks_duplicate(message.chunks_duplicate);
+  proto.set_chunks_corrupt(message.chunks_corrupt);
+  if (message.forwarding_rate) proto.set_forwarding_bits_per_s(message.forwarding_rate->bits_per_s);
+  write_progress(message.progress, proto);
+  for (const EdgeReport& report : message.edges) {
+    wire::EdgeReport& proto_report = *proto.add_edges();
+    proto_report.set_child(report.child.value);
+    proto_report.set_bytes(report.bytes);
+    proto_report.set_bits_per_s(report.rate.bits_per_s);
+    proto_report.set_limit(static_cast<std::uint32_t>(report.limit));
+    proto_report.set_streams(report.streams);
   }
-  m.chunk_bytes_in = w.chunk_bytes_in();
-  m.chunk_bytes_forwarded = w.chunk_bytes_forwarded();
-  m.chunks_duplicate = w.chunks_duplicate();
-  m.chunks_corrupt = w.chunks_corrupt();
-  ECHO_ASSIGN(m.forwarding_rate, rate_of(w.has_forwarding_bits_per_s(), w.forwarding_bits_per_s(), "forwarding rate"));
-  ECHO_ASSIGN(m.progress, read_progress(w));
-  ECHO_TRY(check_count(w.edges(), "edges"));
-  for (const wire::EdgeReport& e : w.edges()) {
-    if (e.limit() > 3) return bad("expected an edge limit from 0 to 3, found {}", e.limit());
-    if (!std::isfinite(e.bits_per_s()) || e.bits_per_s() < 0)
-      return bad("expected an edge's rate, found {}", e.bits_per_s());
-    m.edges.push_back(
-        {WorkerId{e.child()}, e.bytes(), BitRate{e.bits_per_s()}, static_cast<EdgeLimit>(e.limit()), e.streams()});
+  for (const Holding& holding : message.holdings) {
+    wire::Holding& proto_holding = *proto.add_holdings();
+    set_key(proto_holding, holding.key);
+    proto_holding.set_payload_bytes(holding.payload_bytes);
   }
-  ECHO_TRY(check_count(w.holdings(), "holdings"));
-  for (const wire::Holding& h : w.holdings()) {
-    ECHO_ASSIGN(const PublicationKey key, key_of(h));
-    m.holdings.push_back({key, h.payload_bytes()});
+  proto.set_application(message.application);
+}
+Result<Heartbeat> read(const wire::Heartbeat& proto) {
+  Heartbeat message;
+  if (proto.has_installed()) {
+    ECHO_ASSIGN(message.installed, read(proto.installed()));
   }
-  ECHO_ASSIGN(m.application, bytes_of(w.application(), "application part", kHeartbeatApplicationBytesMax));
-  return m;
+  message.chunk_bytes_in = proto.chunk_bytes_in();
+  message.chunk_bytes_forwarded = proto.chunk_bytes_forwarded();
+  message.chunks_duplicate = proto.chunks_duplicate();
+  message.chunks_corrupt = proto.chunks_corrupt();
+  ECHO_ASSIGN(message.forwarding_rate,
+              rate_of(proto.has_forwarding_bits_per_s(), proto.forwarding_bits_per_s(), "forwarding rate"));
+  ECHO_ASSIGN(message.progress, read_progress(proto));
+  ECHO_TRY(check_count(proto.edges(), "edges"));
+  for (const wire::EdgeReport& proto_report : proto.edges()) {
+    if (proto_report.limit() > 3) return bad("expected an edge limit from 0 to 3, found {}", proto_report.limit());
+    if (!std::isfinite(proto_report.bits_per_s()) || proto_report.bits_per_s() < 0)
+      return bad("expected an edge's rate, found {}", proto_report.bits_per_s());
+    message.edges.push_back({WorkerId{proto_report.child()}, proto_report.bytes(), BitRate{proto_report.bits_per_s()},
+                             static_cast<EdgeLimit>(proto_report.limit()), proto_report.streams()});
+  }
+  ECHO_TRY(check_count(proto.holdings(), "holdings"));
+  for (const wire::Holding& proto_holding : proto.holdings()) {
+    ECHO_ASSIGN(const PublicationKey key, key_of(proto_holding));
+    message.holdings.push_back({key, proto_holding.payload_bytes()});
+  }
+  ECHO_ASSIGN(message.application, bytes_of(proto.application(), "application part", kHeartbeatApplicationBytesMax));
+  return message;
 }
 
 void write_to(wire::ControlMessage& out, const Draining&) { out.mutable_draining(); }
 Result<Draining> read(const wire::Draining&) { return Draining{}; }
-void write_to(wire::ControlMessage& out, const Goodbye& m) {
-  out.mutable_goodbye()->set_reason(line(m.reason));
-  out.mutable_goodbye()->set_run_ended(m.run_ended);
+void write_to(wire::ControlMessage& out, const Goodbye& message) {
+  out.mutable_goodbye()->set_reason(line(message.reason));
+  out.mutable_goodbye()->set_run_ended(message.run_ended);
 }
-Result<Goodbye> read(const wire::Goodbye& w) {
-  ECHO_ASSIGN(std::string reason, line_of(w.reason(), "reason"));
-  return Goodbye{std::move(reason), w.run_ended()};
+Result<Goodbye> read(const wire::Goodbye& proto) {
+  ECHO_ASSIGN(std::string reason, line_of(proto.reason(), "reason"));
+  return Goodbye{std::move(reason), proto.run_ended()};
 }
-void write_to(wire::ControlMessage& out, const Trouble& m) { out.mutable_trouble()->set_text(line(m.text)); }
-Result<Trouble> read(const wire::Trouble& w) {
-  ECHO_ASSIGN(std::string what, line_of(w.text(), "text"));
+void write_to(wire::ControlMessage& out, const Trouble& message) {
+  out.mutable_trouble()->set_text(line(message.text));
+}
+Result<Trouble> read(const wire::Trouble& proto) {
+  ECHO_ASSIGN(std::string what, line_of(proto.text(), "text"));
   return Trouble{std::move(what)};
 }
 
-void write_to(wire::ControlMessage& out, const Notice& m) { out.mutable_notice()->set_text(line(m.text)); }
-Result<Notice> read(const wire::Notice& w) {
-  ECHO_ASSIGN(std::string what, line_of(w.text(), "text"));
+void write_to(wire::ControlMessage& out, const Notice& message) { out.mutable_notice()->set_text(line(message.text)); }
+Result<Notice> read(const wire::Notice& proto) {
+  ECHO_ASSIGN(std::string what, line_of(proto.text(), "text"));
   return Notice{std::move(what)};
 }
 
@@ -566,7 +580,7 @@ Result<ControlMessage> envelope(Result<T> message) {
 
 std::vector<std::byte> encode_control(const ControlMessage& message) {
   wire::ControlMessage out;
-  std::visit([&](const auto& m) { write_to(out, m); }, message);
+  std::visit([&](const auto& alternative) { write_to(out, alternative); }, message);
   std::string body;
   ECHO_CHECK(out.SerializeToString(&body), "control message cannot be written");
   return encode_frame(FrameType::kControl, std::as_bytes(std::span(body)));

@@ -101,8 +101,8 @@ std::span<std::byte> FrameDecoder::room() {
   return {};
 }
 
-Status FrameDecoder::advance(std::size_t n) {
-  filled_ += n;
+Status FrameDecoder::advance(std::size_t count) {
+  filled_ += count;
   for (;;) {
     switch (part_) {
       case Part::kHeader:

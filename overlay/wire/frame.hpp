@@ -81,8 +81,8 @@ class FrameDecoder {
   void admit() { admitted_ = true; }
   // The memory for the next bytes. Empty only while a complete frame waits in take().
   std::span<std::byte> room();
-  // The first `n` bytes of room() were filled. kCorrupt with the expected and the found value.
-  Status advance(std::size_t n);
+  // The first `count` bytes of room() were filled. kCorrupt with the expected and the found value.
+  Status advance(std::size_t count);
   std::optional<Frame> take();
   // Uses `data`, already in shared memory, as the chunk bytes that come next in the stream, without a copy. False if no
   // chunk's bytes come next.

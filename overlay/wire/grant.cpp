@@ -11,66 +11,69 @@ namespace {
 constexpr std::string_view kGrant = "grant 4";
 constexpr std::string_view kOperation = "check grant";
 
-// In this file, `g` is a grant and `w` its protobuf form.
+// In this file, `proto` is the protobuf form of a grant.
+
 Error bad(std::string why) { return fail(Code::kCorrupt, kOperation, "{}", why); }
 
 }  // namespace
 
-SignedGrant sign(const Grant& g, const trust::SigningKey& key) {
-  wire::GrantBody w;
-  w.set_run_id(g.run_id);
-  w.set_child(g.child.value);
-  w.set_issued(g.issued);
-  w.set_expires_unix_ms(g.expires_unix_ms);
-  w.set_stripes(g.stripe_count);
-  for (const Grant::From& from : g.from) {
-    wire::GrantFrom& f = *w.add_from();
-    f.set_parent(from.parent.value);
-    f.set_stripes(from.stripe_mask);
+SignedGrant sign(const Grant& grant, const trust::SigningKey& key) {
+  wire::GrantBody proto;
+  proto.set_run_id(grant.run_id);
+  proto.set_child(grant.child.value);
+  proto.set_issued(grant.issued);
+  proto.set_expires_unix_ms(grant.expires_unix_ms);
+  proto.set_stripes(grant.stripe_count);
+  for (const Grant::From& from : grant.from) {
+    wire::GrantFrom& proto_from = *proto.add_from();
+    proto_from.set_parent(from.parent.value);
+    proto_from.set_stripes(from.stripe_mask);
   }
-  if (g.catch_up_to) w.set_catch_up_to(g.catch_up_to->value);
-  w.set_full_only(g.full_only);
+  if (grant.catch_up_to) proto.set_catch_up_to(grant.catch_up_to->value);
+  proto.set_full_only(grant.full_only);
   SignedGrant signed_grant;
-  ECHO_CHECK(w.SerializeToString(&signed_grant.body) && signed_grant.body.size() <= kGrantBytesMax);
+  ECHO_CHECK(proto.SerializeToString(&signed_grant.body) && signed_grant.body.size() <= kGrantBytesMax);
   signed_grant.signature = key.sign(kGrant, std::as_bytes(std::span(signed_grant.body)));
   return signed_grant;
 }
 
 Result<Grant> open(const SignatureChecker& checker, const SignedGrant& message) {
   ECHO_TRY(checker.check(kGrant, message));
-  wire::GrantBody w;
-  if (!w.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
-  if (w.run_id() != checker.run_id())
-    return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), w.run_id()));
-  Grant g{.run_id = w.run_id(),
-          .child = WorkerId{w.child()},
-          .issued = w.issued(),
-          .expires_unix_ms = w.expires_unix_ms(),
-          .stripe_count = w.stripes(),
-          .from = {},
-          .catch_up_to = {},
-          .full_only = w.full_only()};
-  for (const wire::GrantFrom& from : w.from()) {
-    if (!StripeMask::valid(g.stripe_count, from.stripes()))
-      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripe_count));
-    g.from.push_back({WorkerId{from.parent()}, from.stripes()});
+  wire::GrantBody proto;
+  if (!proto.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
+  if (proto.run_id() != checker.run_id())
+    return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), proto.run_id()));
+  Grant grant{.run_id = proto.run_id(),
+              .child = WorkerId{proto.child()},
+              .issued = proto.issued(),
+              .expires_unix_ms = proto.expires_unix_ms(),
+              .stripe_count = proto.stripes(),
+              .from = {},
+              .catch_up_to = {},
+              .full_only = proto.full_only()};
+  for (const wire::GrantFrom& from : proto.from()) {
+    if (!StripeMask::is_valid(grant.stripe_count, from.stripes()))
+      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), grant.stripe_count));
+    grant.from.push_back({WorkerId{from.parent()}, from.stripes()});
   }
-  if (w.has_catch_up_to()) g.catch_up_to = Version{w.catch_up_to()};
-  return g;
+  if (proto.has_catch_up_to()) grant.catch_up_to = Version{proto.catch_up_to()};
+  return grant;
 }
 
-Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_ms) const {
-  if (g.child != child)
-    return fail(Code::kInvalid, kOperation, "expected one for worker {}, found one for worker {}", child, g.child);
-  if (std::none_of(g.from.begin(), g.from.end(), [&](const Grant::From& f) { return f.parent == self_; }))
+Status GrantBook::check(const Grant& grant, WorkerId child, std::uint64_t now_unix_ms) const {
+  if (grant.child != child)
+    return fail(Code::kInvalid, kOperation, "expected one for worker {}, found one for worker {}", child, grant.child);
+  if (std::none_of(grant.from.begin(), grant.from.end(),
+                   [&](const Grant::From& source) { return source.parent == self_; }))
     return fail(Code::kInvalid, kOperation, "it names other parents");
-  if (now_unix_ms >= g.expires_unix_ms)
-    return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
-  if (g.issued < ended_up_to_)
+  if (now_unix_ms >= grant.expires_unix_ms)
+    return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock",
+                now_unix_ms - grant.expires_unix_ms);
+  if (grant.issued < ended_up_to_)
     return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid",
-                ended_up_to_ - g.issued);
+                ended_up_to_ - grant.issued);
   const auto released = released_.find(child);
-  if (released != released_.end() && g.issued <= released->second.issued_up_to && !g.catch_up_to)
+  if (released != released_.end() && grant.issued <= released->second.issued_up_to && !grant.catch_up_to)
     return fail(Code::kStale, kOperation, "the learner has given the child another parent since");
   return ok();
 }
@@ -106,11 +109,12 @@ Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint6
 Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
   const auto it = accepted_.find({child, false});
   if (it == accepted_.end()) return fail(Code::kInvalid, kOperation, "none was shown");
-  const Grant& g = it->second.grant;
-  for (const Grant::From& f : g.from)
-    if (f.parent == self_ && wanted.stripes == g.stripe_count && (wanted.wanted & ~f.stripe_mask) == 0) return ok();
-  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}", g.stripe_count,
-              wanted.wanted, wanted.stripes);
+  const Grant& grant = it->second.grant;
+  for (const Grant::From& source : grant.from)
+    if (source.parent == self_ && wanted.stripes == grant.stripe_count && (wanted.wanted & ~source.stripe_mask) == 0)
+      return ok();
+  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}",
+              grant.stripe_count, wanted.wanted, wanted.stripes);
 }
 
 void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms) {
@@ -119,7 +123,7 @@ void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forg
 }
 
 std::vector<std::pair<WorkerId, bool>> GrantBook::take_ended(std::uint64_t now_unix_ms) {
-  std::erase_if(released_, [&](const auto& r) { return r.second.forget_at_unix_ms <= now_unix_ms; });
+  std::erase_if(released_, [&](const auto& entry) { return entry.second.forget_at_unix_ms <= now_unix_ms; });
   std::vector<std::pair<WorkerId, bool>> ended;
   for (const auto& [key, shown] : accepted_)
     if (!check(shown.grant, key.first, now_unix_ms)) ended.push_back(key);

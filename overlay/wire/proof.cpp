@@ -11,7 +11,7 @@
 namespace echoline::overlay {
 namespace {
 
-// In this file, `w` is the protobuf form of a message, and `a`, `m` or `b` the message itself.
+// In this file, `proto` is the protobuf form of a message.
 
 // Contexts of signatures: a signature for one of these purposes is invalid for the others.
 constexpr std::string_view kAnnouncement = "announcement 2";
@@ -28,10 +28,10 @@ std::span<const std::byte> view(const std::string& text) { return std::as_bytes(
 
 template <class SignedMessage, class Body>
 SignedMessage sign_body(const Body& body, std::string_view context, const trust::SigningKey& key) {
-  SignedMessage m;
-  ECHO_CHECK(body.SerializeToString(&m.body) && m.body.size() <= kSignedBytesMax);
-  m.signature = key.sign(context, view(m.body));
-  return m;
+  SignedMessage signed_message;
+  ECHO_CHECK(body.SerializeToString(&signed_message.body) && signed_message.body.size() <= kSignedBytesMax);
+  signed_message.signature = key.sign(context, view(signed_message.body));
+  return signed_message;
 }
 
 trust::Hash parent_of(const trust::Hash& left, const trust::Hash& right) {
@@ -106,48 +106,48 @@ PublicationId id_of(const SignedAnnouncement& announcement) {
 }
 
 std::uint32_t announced_chunk_bytes(const SignedAnnouncement& announcement) {
-  wire::AnnouncementBody w;
-  return w.ParseFromString(announcement.body) ? w.chunk_bytes() : 0;
+  wire::AnnouncementBody proto;
+  return proto.ParseFromString(announcement.body) ? proto.chunk_bytes() : 0;
 }
 
-SignedAnnouncement sign(const Announcement& a, const trust::SigningKey& key) {
-  wire::AnnouncementBody w;
-  w.set_run_id(a.run_id);
-  w.set_version(a.key.version.value);
-  if (a.key.base) w.set_base(a.key.base->value);
-  w.set_base_digest(raw(a.base_digest));
-  w.set_chunk_bytes(a.chunk_bytes);
-  w.set_issued(a.issued);
-  w.set_expires_unix_ms(a.expires_unix_ms);
-  w.set_epoch(a.epoch);
-  return sign_body<SignedAnnouncement>(w, kAnnouncement, key);
+SignedAnnouncement sign(const Announcement& announcement, const trust::SigningKey& key) {
+  wire::AnnouncementBody proto;
+  proto.set_run_id(announcement.run_id);
+  proto.set_version(announcement.key.version.value);
+  if (announcement.key.base) proto.set_base(announcement.key.base->value);
+  proto.set_base_digest(bytes_as_string(announcement.base_digest));
+  proto.set_chunk_bytes(announcement.chunk_bytes);
+  proto.set_issued(announcement.issued);
+  proto.set_expires_unix_ms(announcement.expires_unix_ms);
+  proto.set_epoch(announcement.epoch);
+  return sign_body<SignedAnnouncement>(proto, kAnnouncement, key);
 }
 
-SignedManifest sign(const Manifest& m, const trust::SigningKey& key) {
-  wire::ManifestBody w;
-  w.set_publication(raw(m.publication));
-  w.set_payload_bytes(m.payload_bytes);
-  w.set_content(raw(m.content));
-  w.set_policy_digest(raw(m.policy_digest));
-  w.set_note(m.note);
-  return sign_body<SignedManifest>(w, kManifest, key);
+SignedManifest sign(const Manifest& manifest, const trust::SigningKey& key) {
+  wire::ManifestBody proto;
+  proto.set_publication(bytes_as_string(manifest.publication));
+  proto.set_payload_bytes(manifest.payload_bytes);
+  proto.set_content(bytes_as_string(manifest.content));
+  proto.set_policy_digest(bytes_as_string(manifest.policy_digest));
+  proto.set_note(manifest.note);
+  return sign_body<SignedManifest>(proto, kManifest, key);
 }
 
-SignedBeacon sign(const Beacon& b, const trust::SigningKey& key) {
-  wire::BeaconBody w;
-  w.set_run_id(b.run_id);
-  w.set_sequence(b.sequence);
-  w.set_issued_unix_ms(b.issued_unix_ms);
-  w.set_expires_unix_ms(b.expires_unix_ms);
-  if (b.newest) w.set_newest(b.newest->value);
+SignedBeacon sign(const Beacon& beacon, const trust::SigningKey& key) {
+  wire::BeaconBody proto;
+  proto.set_run_id(beacon.run_id);
+  proto.set_sequence(beacon.sequence);
+  proto.set_issued_unix_ms(beacon.issued_unix_ms);
+  proto.set_expires_unix_ms(beacon.expires_unix_ms);
+  if (beacon.newest) proto.set_newest(beacon.newest->value);
   std::uint64_t end = 0;
-  for (const WorkerSet::Range& range : b.revoked.ranges()) {
-    w.add_revoked(range.first - end);
-    w.add_revoked(range.last - range.first);
+  for (const WorkerSet::Range& range : beacon.revoked.ranges()) {
+    proto.add_revoked(range.first - end);
+    proto.add_revoked(range.last - range.first);
     end = range.last;
   }
-  w.set_epoch(b.epoch);
-  return sign_body<SignedBeacon>(w, kBeacon, key);
+  proto.set_epoch(beacon.epoch);
+  return sign_body<SignedBeacon>(proto, kBeacon, key);
 }
 
 // The Merkle tree has as many leaves as the smallest power of two that holds all pieces; missing leaves are zeros.
@@ -190,66 +190,71 @@ Status SignatureChecker::check(std::string_view context, const Signed& message) 
 
 Result<Announcement> SignatureChecker::open(const SignedAnnouncement& message) const {
   ECHO_TRY(check(kAnnouncement, message));
-  wire::AnnouncementBody w;
-  if (!w.ParseFromString(message.body)) return bad("an announcement of {} bytes is not readable", message.body.size());
-  Announcement a;
-  a.run_id = w.run_id();
-  if (a.run_id != run_id_) return bad("expected an announcement of run '{}', found one of '{}'", run_id_, a.run_id);
-  a.key.version = Version{w.version()};
-  if (w.has_base()) {
-    if (w.base() >= w.version()) return bad("expected a base below version {}, found {}", w.version(), w.base());
-    a.key.base = Version{w.base()};
+  wire::AnnouncementBody proto;
+  if (!proto.ParseFromString(message.body))
+    return bad("an announcement of {} bytes is not readable", message.body.size());
+  Announcement announcement;
+  announcement.run_id = proto.run_id();
+  if (announcement.run_id != run_id_)
+    return bad("expected an announcement of run '{}', found one of '{}'", run_id_, announcement.run_id);
+  announcement.key.version = Version{proto.version()};
+  if (proto.has_base()) {
+    if (proto.base() >= proto.version())
+      return bad("expected a base below version {}, found {}", proto.version(), proto.base());
+    announcement.key.base = Version{proto.base()};
   }
-  if (!copy(w.base_digest(), a.base_digest)) return bad("a base digest of {} bytes", w.base_digest().size());
-  a.chunk_bytes = w.chunk_bytes();
-  if (a.chunk_bytes < kChunkBytesMin || a.chunk_bytes > kChunkBytesMax)
-    return bad("expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, a.chunk_bytes);
-  a.issued = w.issued();
-  a.expires_unix_ms = w.expires_unix_ms();
-  a.epoch = w.epoch();
-  return a;
+  if (!copy_exact(proto.base_digest(), announcement.base_digest))
+    return bad("a base digest of {} bytes", proto.base_digest().size());
+  announcement.chunk_bytes = proto.chunk_bytes();
+  if (announcement.chunk_bytes < kChunkBytesMin || announcement.chunk_bytes > kChunkBytesMax)
+    return bad("expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
+               announcement.chunk_bytes);
+  announcement.issued = proto.issued();
+  announcement.expires_unix_ms = proto.expires_unix_ms();
+  announcement.epoch = proto.epoch();
+  return announcement;
 }
 
 Result<Manifest> SignatureChecker::open(const SignedManifest& message) const {
   ECHO_TRY(check(kManifest, message));
-  wire::ManifestBody w;
-  if (!w.ParseFromString(message.body)) return bad("a manifest of {} bytes is not readable", message.body.size());
-  Manifest m;
-  if (!copy(w.publication(), m.publication) || !copy(w.content(), m.content) ||
-      !copy(w.policy_digest(), m.policy_digest))
+  wire::ManifestBody proto;
+  if (!proto.ParseFromString(message.body)) return bad("a manifest of {} bytes is not readable", message.body.size());
+  Manifest manifest;
+  if (!copy_exact(proto.publication(), manifest.publication) || !copy_exact(proto.content(), manifest.content) ||
+      !copy_exact(proto.policy_digest(), manifest.policy_digest))
     return bad("a manifest with digests of another length");
-  if (w.note().size() > kNoteBytesMax)
-    return bad("a manifest with a note of {} bytes, at most {} are allowed", w.note().size(), kNoteBytesMax);
-  m.note = w.note();
-  m.payload_bytes = w.payload_bytes();
-  if (m.payload_bytes > std::uint64_t{kChunksMax} * kChunkBytesMax)
-    return bad("a payload of {} bytes has more than {} chunks", m.payload_bytes, kChunksMax);
-  return m;
+  if (proto.note().size() > kNoteBytesMax)
+    return bad("a manifest with a note of {} bytes, at most {} are allowed", proto.note().size(), kNoteBytesMax);
+  manifest.note = proto.note();
+  manifest.payload_bytes = proto.payload_bytes();
+  if (manifest.payload_bytes > std::uint64_t{kChunksMax} * kChunkBytesMax)
+    return bad("a payload of {} bytes has more than {} chunks", manifest.payload_bytes, kChunksMax);
+  return manifest;
 }
 
 Result<Beacon> SignatureChecker::open(const Signed& message) const {
   ECHO_TRY(check(kBeacon, message));
-  wire::BeaconBody w;
-  if (!w.ParseFromString(message.body)) return bad("a beacon of {} bytes is not readable", message.body.size());
-  Beacon b;
-  b.run_id = w.run_id();
-  if (b.run_id != run_id_) return bad("expected a beacon of run '{}', found one of '{}'", run_id_, b.run_id);
-  b.sequence = w.sequence();
-  b.issued_unix_ms = w.issued_unix_ms();
-  b.expires_unix_ms = w.expires_unix_ms();
-  b.epoch = w.epoch();
-  if (w.has_newest()) b.newest = Version{w.newest()};
-  if (static_cast<std::size_t>(w.revoked_size()) > 2 * kRevokedMax || w.revoked_size() % 2 != 0)
-    return bad("{} ends of ranges of revoked workers in one beacon, at most twice {} may be", w.revoked_size(),
+  wire::BeaconBody proto;
+  if (!proto.ParseFromString(message.body)) return bad("a beacon of {} bytes is not readable", message.body.size());
+  Beacon beacon;
+  beacon.run_id = proto.run_id();
+  if (beacon.run_id != run_id_) return bad("expected a beacon of run '{}', found one of '{}'", run_id_, beacon.run_id);
+  beacon.sequence = proto.sequence();
+  beacon.issued_unix_ms = proto.issued_unix_ms();
+  beacon.expires_unix_ms = proto.expires_unix_ms();
+  beacon.epoch = proto.epoch();
+  if (proto.has_newest()) beacon.newest = Version{proto.newest()};
+  if (static_cast<std::size_t>(proto.revoked_size()) > 2 * kRevokedMax || proto.revoked_size() % 2 != 0)
+    return bad("{} ends of ranges of revoked workers in one beacon, at most twice {} may be", proto.revoked_size(),
                kRevokedMax);
   std::uint64_t end = 0;
-  for (int i = 0; i < w.revoked_size(); i += 2) {
-    const std::uint64_t gap = w.revoked(i), length = w.revoked(i + 1), first = end + gap, last = first + length;
+  for (int i = 0; i < proto.revoked_size(); i += 2) {
+    const std::uint64_t gap = proto.revoked(i), length = proto.revoked(i + 1), first = end + gap, last = first + length;
     if (gap == 0 || first < end || last < first) return bad("revoked workers that are not in order");
-    b.revoked.append(first, last);
+    beacon.revoked.append(first, last);
     end = last;
   }
-  return b;
+  return beacon;
 }
 
 trust::Hash SignatureChecker::root_of(const ChunkHead& head, const trust::Hash& hash) {

@@ -9,7 +9,10 @@
 namespace echoline::overlay {
 
 Sealer::Sealer(const Announcement& announcement, const trust::SigningKey& key)
-    : announcement_(announcement), key_(key), opening_(sign(announcement, key)), id_(id_of(opening_)) {}
+    : announcement_(announcement),
+      key_(key),
+      signed_announcement_(sign(announcement, key)),
+      id_(id_of(signed_announcement_)) {}
 
 Result<std::vector<SealedChunk>> Sealer::write(std::span<const std::byte> bytes) {
   if (bytes_ + bytes.size() > std::uint64_t{kChunksMax} * announcement_.chunk_bytes)

@@ -19,7 +19,7 @@ class Sealer {
 
   const PublicationId& id() const { return id_; }
   const Announcement& announcement() const { return announcement_; }
-  const SignedAnnouncement& opening() const { return opening_; }
+  const SignedAnnouncement& signed_announcement() const { return signed_announcement_; }
   // Returns the chunks that became full. Seals grow with the publication: the first chunks leave at once, and many
   // chunks need few signatures. kExhausted: more than kChunksMax.
   Result<std::vector<SealedChunk>> write(std::span<const std::byte> bytes);
@@ -33,7 +33,7 @@ class Sealer {
 
   Announcement announcement_;
   trust::SigningKey key_;
-  SignedAnnouncement opening_;
+  SignedAnnouncement signed_announcement_;
   PublicationId id_;
   std::shared_ptr<std::byte> open_chunk_;  // the chunk being filled
   std::size_t open_chunk_bytes_ = 0;       // bytes in it

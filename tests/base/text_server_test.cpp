@@ -115,11 +115,11 @@ TEST_F(TextServerTest, RetriesAfterTheServersDelay) {
 TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   start({.key = "secret"});
   options_.key = "wrong";
-  options_.at_once = 2;
+  options_.requests_in_flight_max = 2;
   TextServerClient client = this->client();
   for (std::uint64_t id = 0; id < 100; ++id) ASSERT_TRUE(client.submit(question(id, "abc")));
   std::size_t ended = 0;
-  while (client.in_flight() > 0)
+  while (client.pending_count() > 0)
     for (const TextServerClient::Outcome& one : client.poll(milliseconds(50))) {
       ++ended;
       EXPECT_EQ(one.answer.error().code, Code::kInvalid);
@@ -153,7 +153,7 @@ TEST_F(TextServerTest, AnErrorOfOneQuestionEndsThatQuestionAlone) {
   ASSERT_TRUE(client.submit(question(1, "far too long for it")));
   ASSERT_TRUE(client.submit(question(2, "abc")));
   std::map<std::uint64_t, TextServerClient::Outcome> ended;
-  while (client.in_flight() > 0)
+  while (client.pending_count() > 0)
     for (TextServerClient::Outcome& one : client.poll(milliseconds(50))) ended.emplace(one.id, std::move(one));
   EXPECT_TRUE(ended.at(1).concerns_only_this_question);
   EXPECT_THAT(ended.at(1).answer.error().message(), HasSubstr("maximum context length is 10"));
@@ -165,7 +165,7 @@ TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
   TextServerClient client = this->client();
   for (std::uint64_t id = 0; id < 20; ++id) ASSERT_TRUE(client.submit(question(id, "abcdef", 4)));
   std::size_t right = 0;
-  while (client.in_flight() > 0)
+  while (client.pending_count() > 0)
     for (const TextServerClient::Outcome& one : client.poll(milliseconds(50)))
       right += one.answer && one.answer->text == "fedc";
   EXPECT_EQ(right, 20u);
@@ -173,13 +173,13 @@ TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
 
 TEST_F(TextServerTest, LimitsQuestionsInFlightAndDropsCancelledOnes) {
   start();
-  options_.at_once = 3;
+  options_.requests_in_flight_max = 3;
   TextServerClient client = this->client();
   server_->fault({.what = "hang", .times = 3, .hangs = milliseconds(20)});
   for (std::uint64_t id = 0; id < 40; ++id) ASSERT_TRUE(client.submit(question(id, fmt::format("{}", 100 + id))));
   client.cancel(39);
   std::map<std::uint64_t, std::string> texts;
-  while (client.in_flight() > 0)
+  while (client.pending_count() > 0)
     for (TextServerClient::Outcome& one : client.poll(milliseconds(50))) texts[one.id] = one.answer->text;
   EXPECT_EQ(texts.size(), 39u);
   for (const auto& [id, text] : texts) EXPECT_EQ(text, reversed(fmt::format("{}", 100 + id), {}));

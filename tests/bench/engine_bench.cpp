@@ -77,7 +77,7 @@ Drawn draw(worker::Engine& engine, const std::vector<worker::Sequence>& all, std
   const std::clock_t begin = std::clock();
   for (std::size_t first = 0; first < all.size(); first += at_a_time) {
     for (std::size_t i = first; i < std::min(all.size(), first + at_a_time); ++i) engine.submit(all[i]);
-    while (engine.inside() > 0)
+    while (engine.sequences_in_progress() > 0)
       for (worker::Outcome& outcome : engine.poll(std::chrono::milliseconds(10)))
         drawn.tokens[outcome.id] = must(std::move(outcome.response)).tokens.size();
   }

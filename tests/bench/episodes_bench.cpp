@@ -69,7 +69,7 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
         response.tokens.push_back(task.phrasing->eos().front());
         response.logprobs.assign(response.tokens.size(), -0.5f);
         response.spans = {{Version{1}, response.tokens.size()}};
-        groups.take({sequence.id, std::move(response)});
+        groups.on_outcome({sequence.id, std::move(response)});
         ++turns.count;
       }
     };
@@ -93,7 +93,7 @@ Result<Turns> as_a_worker(const worker::Task& task, const std::vector<Problem>& 
       woken.acquire();
       worker::Groups::Advance advance = groups.advance();
       for (const auto& ended : advance.ended)
-        if (const auto* why = std::get_if<schema::WorkFailed>(&ended.what))
+        if (const auto* why = std::get_if<schema::WorkFailed>(&ended.result))
           failed = fail(Code::kInternal, "bench", "{}", why->detail());
       take(advance.next);
     }

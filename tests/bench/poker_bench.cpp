@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
     Random random(1);
     for (std::uint64_t i = 0; i < n; ++i) {
       Deck deck;
-      while (deck.left() > 0) sink += static_cast<std::uint64_t>(deck.draw(random).index());
+      while (deck.cards_left() > 0) sink += static_cast<std::uint64_t>(deck.draw(random).index());
     }
   });
   Random random(2);

@@ -108,7 +108,7 @@ void run(const std::string& out, bool pure, int updates, int warmup, std::uint64
   torch::NoGradGuard no_gradient;
   if (!pure)
     for (std::size_t i = 0; i < trained.size(); ++i) optimizer.slots()[i].master.copy_(trained[i]);
-  optimizer.publish();
+  optimizer.round_parameters();
 
   delta::OwnedState prev = must(model::export_policy(*model));
   for (int i = 0; i < updates; ++i) {

@@ -200,8 +200,8 @@ void run(const Settings& settings) {
       const double arriving_s = seconds_of([&] {
         const std::size_t size = settings.part_kib << 10;
         for (std::size_t at = 0; at < all.size(); at += size)
-          installer.arriving({publication.id, publication.version, publication.base, at,
-                              all.part(at, std::min(size, all.size() - at))});
+          installer.decode_part({publication.id, publication.version, publication.base, at,
+                                 all.part(at, std::min(size, all.size() - at))});
       });
       const double install_s = seconds_of([&] { must(installer.install(publication)); });
       digest = stats.result;

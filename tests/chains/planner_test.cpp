@@ -43,10 +43,10 @@ TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
       {worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7), worker(6, 0.6), worker(7, 0.2)});
   EXPECT_EQ(topology.chains_wanted, 3u);
   EXPECT_EQ(topology.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
-  EXPECT_EQ(topology.parent_of(id(2)), kLearnerId);
-  EXPECT_EQ(topology.parent_of(id(1)), id(6));
-  EXPECT_EQ(topology.parent_of(id(99)), std::nullopt);
-  EXPECT_EQ(topology.parent_of(kLearnerId), std::nullopt);
+  EXPECT_EQ(topology.parent_in_first_stripe(id(2)), kLearnerId);
+  EXPECT_EQ(topology.parent_in_first_stripe(id(1)), id(6));
+  EXPECT_EQ(topology.parent_in_first_stripe(id(99)), std::nullopt);
+  EXPECT_EQ(topology.parent_in_first_stripe(kLearnerId), std::nullopt);
   EXPECT_EQ(topology.children_of(kLearnerId), ids({2, 4, 5}));
   EXPECT_EQ(topology.children_of(id(6)), ids({1}));
   EXPECT_TRUE(topology.children_of(id(1)).empty());
@@ -114,7 +114,7 @@ TEST(BestChains, HomogeneousTiesGoToTheShorterChains) {
 TEST(Star, TheLearnerServesEveryWorker) {
   const Topology topology = plan({worker(1), worker(2, 0.9), worker(3, 0.1, false)}, TopologyPolicy::kStar);
   EXPECT_EQ(topology.chains, (Chains{ids({2}), ids({1}), ids({3})}));
-  EXPECT_EQ(append(topology, worker(4)).depth(), 1u);
+  EXPECT_EQ(add_worker(topology, worker(4)).depth(), 1u);
 }
 
 TEST(PlanChains, NoWorkersNoChains) {
@@ -141,41 +141,42 @@ TEST(PlanChains, BadInputNamesTheWorker) {
 TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
   const Topology topology = plan(
       {worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5), worker(6, 0.4), worker(7, 0.3)});
-  const Topology without_4 = detach(topology, id(4));
-  EXPECT_EQ(without_4.parent_of(id(7)), id(1));
+  const Topology without_4 = remove_worker(topology, id(4));
+  EXPECT_EQ(without_4.parent_in_first_stripe(id(7)), id(1));
   EXPECT_EQ(without_4.chains[1], topology.chains[1]);
   EXPECT_EQ(without_4.chains[2], topology.chains[2]);
-  EXPECT_EQ(detach(topology, id(1)).parent_of(id(4)), kLearnerId);
-  EXPECT_EQ(detach(topology, id(7)).chains[0], ids({1, 4}));
-  EXPECT_EQ(detach(topology, id(99)), topology);
+  EXPECT_EQ(remove_worker(topology, id(1)).parent_in_first_stripe(id(4)), kLearnerId);
+  EXPECT_EQ(remove_worker(topology, id(7)).chains[0], ids({1, 4}));
+  EXPECT_EQ(remove_worker(topology, id(99)), topology);
   const Topology only_worker_1 = plan({worker(1)});
-  EXPECT_TRUE(detach(only_worker_1, id(1)).chains.empty());
+  EXPECT_TRUE(remove_worker(only_worker_1, id(1)).chains.empty());
 }
 
 TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
   const Topology topology = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
-  EXPECT_EQ(append(topology, worker(9)).parent_of(id(9)), id(2));
+  EXPECT_EQ(add_worker(topology, worker(9)).parent_in_first_stripe(id(9)), id(2));
   // The last workers of both chains may not forward.
   const Topology tails_closed =
       plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)}, TopologyPolicy::kEcho2, 16);
   ASSERT_EQ(tails_closed.chains, (Chains{ids({1, 2}), ids({4, 3})}));
-  const Topology before_tail = append(tails_closed, worker(9));
+  const Topology before_tail = add_worker(tails_closed, worker(9));
   EXPECT_EQ(before_tail.chains, (Chains{ids({1, 9, 2}), ids({4, 3})}));
   // A worker that may not forward cannot stand before another, so it begins a chain.
-  const Topology own_chain = append(tails_closed, worker(9, 0.5, false));
+  const Topology own_chain = add_worker(tails_closed, worker(9, 0.5, false));
   EXPECT_EQ(own_chain.chains, (Chains{ids({1, 2}), ids({4, 3}), ids({9})}));
 }
 
 TEST(Append, RefillsAChainThatDiedOut) {
-  const Topology topology = detach(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
+  const Topology topology =
+      remove_worker(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
   ASSERT_EQ(topology.chains.size(), 2u);
-  EXPECT_EQ(append(topology, worker(5)).parent_of(id(5)), kLearnerId);
-  EXPECT_EQ(append(Topology{}, worker(5)).chains, (Chains{ids({5})}));
+  EXPECT_EQ(add_worker(topology, worker(5)).parent_in_first_stripe(id(5)), kLearnerId);
+  EXPECT_EQ(add_worker(Topology{}, worker(5)).chains, (Chains{ids({5})}));
 }
 
 TEST(Append, TwiceTheSameWorkerIsABug) {
   const Topology topology = plan({worker(1)});
-  EXPECT_DEATH((void)append(topology, worker(1)), "worker 1");
+  EXPECT_DEATH((void)add_worker(topology, worker(1)), "worker 1");
 }
 
 std::vector<ChainWorker> random_fleet(Random& random) {
@@ -247,11 +248,11 @@ TEST(Repair, LongSequencesOfLossesAndJoinsStayATree) {
     for (int step = 0; step < 300; ++step) {
       if (!workers.empty() && random.below(2) == 0) {
         const auto lost = random.below(workers.size());
-        topology = detach(topology, workers[lost].id);
+        topology = remove_worker(topology, workers[lost].id);
         workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(lost));
       } else {
         workers.push_back(worker(next_id++, 0.5, random.below(3) != 0));
-        topology = append(topology, workers.back());
+        topology = add_worker(topology, workers.back());
       }
       const Status status = check(topology, workers);
       ASSERT_TRUE(status) << status.error().message();

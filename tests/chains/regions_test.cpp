@@ -71,12 +71,12 @@ TEST(Regions, InflowOfARegionIsTheMaximumFlow) {
   // From 0 to 2, the link carries 10, and 30 reach 1, whose workers send 25 in all. The learner itself sends 100.
   const Regions regions = regions_of({{0, 30, 10}, {5, 0, 40}, {5, 5, 0}});
   const std::vector<BitRate> up = {mbit(0), mbit(25), mbit(500)};
-  const auto flow = inflow(regions, mbit(100), up);
+  const auto flow = inflow_max(regions, mbit(100), up);
   EXPECT_NEAR(flow[0].mbit_per_s(), 100, 1e-3);
   EXPECT_NEAR(flow[1].mbit_per_s(), 30 + 5, 1e-3);  // 5 come back from 2
   EXPECT_NEAR(flow[2].mbit_per_s(), 10 + 25, 1e-3);
-  EXPECT_NEAR(inflow(regions, mbit(8), up)[2].mbit_per_s(), 8, 1e-3);  // never more than the learner sends
-  EXPECT_NEAR(inflow({}, mbit(8), std::vector{mbit(1)})[0].mbit_per_s(), 8, 1e-3);
+  EXPECT_NEAR(inflow_max(regions, mbit(8), up)[2].mbit_per_s(), 8, 1e-3);  // never more than the learner sends
+  EXPECT_NEAR(inflow_max({}, mbit(8), std::vector{mbit(1)})[0].mbit_per_s(), 8, 1e-3);
 }
 
 TEST(Regions, NoBroadcastIsFasterThanTheLinksAllow) {
@@ -100,12 +100,12 @@ TEST(Regions, ABorrowingRegionMayLendToAThird) {
   const Regions regions = regions_of({{0, 50, 0}, {50, 0, 50}, {50, 50, 0}});
   const std::vector<double> spare = {20e6, 0, -30e6}, forwardable = {0, 12e6, 0};
   const std::vector<std::vector<double>> unused_links(3, std::vector<double>(3, 0));
-  const Lending lending = lend(regions, spare, forwardable, unused_links);
+  const Lending lending = plan_lending(regions, spare, forwardable, unused_links);
   EXPECT_NEAR(lending.bits_per_s_total, 12e6, 10);
   EXPECT_NEAR(lending.bits_per_s_by_link[0][1], 12e6, 10);
   EXPECT_NEAR(lending.bits_per_s_by_link[1][2], 12e6, 10);
   const std::vector<std::vector<double>> link_load = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
-  EXPECT_NEAR(lend(regions, spare, forwardable, link_load).bits_per_s_total, 5e6, 10);
+  EXPECT_NEAR(plan_lending(regions, spare, forwardable, link_load).bits_per_s_total, 5e6, 10);
 }
 
 // Each of two regions could receive 150, but both together 200, beside the 300 that their six workers send.

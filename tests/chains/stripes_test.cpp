@@ -46,7 +46,7 @@ TEST(Topology, TwoStripesHaveTheirOwnParents) {
   EXPECT_THAT(parents.at(id(3)), ElementsAre(id(2), kLearnerId));
   EXPECT_THAT(topology.children_of(kLearnerId), ElementsAre(id(1), id(2), id(3)));  // once, in however many stripes
   EXPECT_THAT(topology.children_of(id(3)), ElementsAre(id(1)));
-  EXPECT_EQ(topology.parent_of(id(3)), id(2));
+  EXPECT_EQ(topology.parent_in_first_stripe(id(3)), id(2));
 }
 
 TEST(Topology, EveryStripeMustReachEveryWorker) {
@@ -64,11 +64,11 @@ TEST(Topology, EveryStripeMustReachEveryWorker) {
 }
 
 TEST(Topology, RepairsEveryStripe) {
-  const Topology without = detach(two_stripes(), id(3));
+  const Topology without = remove_worker(two_stripes(), id(3));
   EXPECT_EQ(without.to_text(), "learner -> 1 -> 2 || learner -> 1 | learner -> 2");
   Topology topology = two_stripes();
   topology.chains_wanted = 1;
-  EXPECT_EQ(append(topology, worker(4, 8)).to_text(),
+  EXPECT_EQ(add_worker(topology, worker(4, 8)).to_text(),
             "learner -> 1 -> 2 -> 3 -> 4 || learner -> 3 -> 1 | learner -> 2 -> 4");
 }
 
@@ -87,8 +87,8 @@ TEST(Topology, ATreeKnowsItsParentsAndChildren) {
   EXPECT_EQ(topology.to_short_text(), topology.to_text());
   EXPECT_TRUE(validate(topology, topology.workers()));
   EXPECT_EQ(topology.depth(), 3u);
-  EXPECT_EQ(topology.parent_of(id(4)), id(1));
-  EXPECT_EQ(topology.parent_of(id(1)), kLearnerId);
+  EXPECT_EQ(topology.parent_in_first_stripe(id(4)), id(1));
+  EXPECT_EQ(topology.parent_in_first_stripe(id(1)), kLearnerId);
   EXPECT_THAT(topology.children_of(id(1)), ElementsAre(id(2), id(4)));
   EXPECT_THAT(topology.children_of(kLearnerId), ElementsAre(id(1)));
   EXPECT_EQ(topology.copies_sent_by(id(1)), 2);

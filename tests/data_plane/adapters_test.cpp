@@ -321,11 +321,11 @@ TEST(Adapters, KindsBehaveAsDescribed) {
   for (const AdapterKind& kind : adapter_kinds()) {
     names.emplace_back(kind.name);
     EXPECT_FALSE(kind.meaning.empty());
-    if (!kind.turns || kind.file || kind.sandbox) continue;
+    if (!kind.many_turns || kind.needs_file || kind.needs_sandbox) continue;
     const auto adapter = make_valid(kind.name, "{}");
     ASSERT_TRUE(adapter);
     EXPECT_EQ(adapter->repeatable({}), kind.repeatable) << kind.name;
-    EXPECT_EQ(adapter->score(*adapter->problem(0), "").has_value(), !*kind.turns) << kind.name;
+    EXPECT_EQ(adapter->score(*adapter->problem(0), "").has_value(), !*kind.many_turns) << kind.name;
   }
   EXPECT_EQ(names, adapter_names());
 }

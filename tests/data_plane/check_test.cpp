@@ -149,7 +149,7 @@ void expect_found(Fault fault, bool turns, const std::string& check, const std::
     EXPECT_LT(f.response.size(), 600u);
   }
   EXPECT_TRUE(is_found) << check << ", " << what << ", in:\n" << listing;
-  EXPECT_EQ(report.sound(), !wrong) << listing;
+  EXPECT_EQ(report.is_sound(), !wrong) << listing;
 }
 
 TEST(Check, NothingIsWrongWithASoundTask) {

@@ -119,7 +119,7 @@ TEST_F(LibraryTest, FaultsOfALibraryAreItsErrors) {
       {"verdict", "the verdict is 9"},
       {"null", "'observation' is NULL with a size of 5"},
       {"endless", "'observation' has 18446744073709551615 bytes, at most 262144 are allowed"},
-      {"bytes", "'observation' is no UTF-8"},
+      {"bytes", "'observation' is not valid UTF-8"},
       {"components", "3 components at NULL"},
       {"many", "100 components, at most 64"},
       {"nameless", "expected a name and a finite number"},
@@ -150,7 +150,7 @@ TEST_F(LibraryTest, AnInvalidLibraryIsRefusedWithTheReason) {
       {"table.step = NULL", "has not all of begin, step and destroy"},
       {"table.begin = NULL, table.step = NULL, table.destroy = NULL", "either score or begin"},
       {"table.name = NULL, table.problem_count = NULL", "lacks one of"},
-      {"table.name = \\\"\\\\xff\\\"", "'name' is no UTF-8"},
+      {"table.name = \\\"\\\\xff\\\"", "'name' is not valid UTF-8"},
   };
   for (const auto& [statement, expected] : table_faults)
     EXPECT_THAT(refusal(compile(text, fmt::format("\"-DDEED={}\"", statement))), HasSubstr(expected)) << statement;

@@ -41,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   // A problem's id names its task, whatever else the id holds.
   static const auto several =
-      std::move(make_adapter(kSeveralTasks, several_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring))
+      std::move(
+          make_adapter(kSeveralTasksAdapter, several_tasks_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring))
           .value();
   for (const std::string& id : {std::string(bytes), "sums:" + std::string(bytes), std::string("sums")}) {
     problem.set_id(id);

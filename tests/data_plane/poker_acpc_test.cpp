@@ -103,7 +103,7 @@ TEST(Acpc, AMatchRepeatsForASeedAndAllSidesCountAlike) {
     AcpcClient tight_client(*tight, {}, 1), random_client(*random, {}, 2);
     EXPECT_FALSE(dealer.seat_to_act());
     play_match(dealer, {&tight_client, &random_client}, kUnchanged);
-    EXPECT_TRUE(dealer.done());
+    EXPECT_TRUE(dealer.is_done());
     EXPECT_FALSE(dealer.seat_to_act());
     EXPECT_EQ(tight_client.hands(), 300u);
     EXPECT_EQ(tight_client.won(), dealer.won()[0]);
@@ -140,7 +140,7 @@ TEST(Acpc, IllegalAnswersAreFaultsAndOldOnesAreIgnored) {
       *dealer.on_line(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // a fold, because the seat owes chips
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 1}));
   EXPECT_NE(end[0].text.find(":cc/r500f:"), std::string::npos);
-  EXPECT_TRUE(dealer.done());
+  EXPECT_TRUE(dealer.is_done());
   EXPECT_EQ(dealer.score_line(), "SCORE:100|-100:one|two");
   EXPECT_TRUE(dealer.on_line(1, "anything")->empty());
 }

@@ -44,7 +44,7 @@ void send_to_dealer(std::string_view bytes) {
     return true;
   };
   for (int seat = 0; seat < 2; ++seat) ECHO_CHECK(send_line(seat, kAcpcVersion));
-  while (!bytes.empty() && !dealer.done()) {
+  while (!bytes.empty() && !dealer.is_done()) {
     const auto end = std::min(bytes.find('\n'), bytes.size() - 1);
     std::string line(bytes.substr(0, end + 1));
     bytes.remove_prefix(end + 1);
@@ -59,13 +59,13 @@ void answer_with(std::string_view response) {
   Random cards(response.size());
   const Deal deal = Deal::draw(cards);
   for (int turn = 0; turn < 3 && !betting.is_over(); ++turn) {
-    const Legal legal = betting.legal();
+    const LegalActions legal = betting.legal();
     const View view = view_of(betting, deal, betting.position_to_act());
     if (const auto action = parse_letter(response, view)) {
-      ECHO_CHECK(legal.allows(*action) && parse_letter(letter(*action, view), view) == action);
+      ECHO_CHECK(legal.allows(*action) && parse_letter(letter_of(*action, view), view) == action);
     }
     if (const auto action = parse_answer(response, legal)) {
-      ECHO_CHECK(legal.allows(*action) && parse_answer(answer(*action, legal), legal) == action);
+      ECHO_CHECK(legal.allows(*action) && parse_answer(answer_text(*action, legal), legal) == action);
       ECHO_CHECK(betting.act(*action).has_value());
     } else {
       ECHO_CHECK(betting.act(Action::call()).has_value());

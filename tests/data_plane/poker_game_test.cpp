@@ -145,7 +145,7 @@ class CheckedPlayer final : public Player {
   explicit CheckedPlayer(std::unique_ptr<Player> player) : player_(std::move(player)) {}
   std::string_view name() const override { return player_->name(); }
   Result<Action> decide(const View& view, Random& random) override {
-    const Legal legal = view.betting.legal();
+    const LegalActions legal = view.betting.legal();
     try_out(view.betting, Action::fold(), legal.owed > 0);
     try_out(view.betting, Action::call(), true);
     const Chips stack = view.betting.rules().stack,
@@ -190,7 +190,7 @@ TEST(Game, ChipsAreConservedAndOnlyLegalActionsAreTakenWithEveryPlayer) {
       const Deal deal = Deal::draw(hand_random.deal);
       std::array<Player*, 2> seats{&player, &random};
       if (hand % 4 < 2) std::swap(seats[0], seats[1]);
-      const auto won = play_hand(betting, deal, seats, hand_random.position);
+      const auto won = play_hand(betting, deal, seats, hand_random.by_position);
       ASSERT_TRUE(won) << won.error().message();
       const auto stacks = stacks_after(betting, deal);
       ASSERT_EQ(stacks[0] + stacks[1], 2 * rules.stack);

@@ -11,10 +11,10 @@
 namespace echoline::data_plane::poker {
 namespace {
 
-constexpr Legal kFacingABet{200, std::array<Chips, 2>{500, 20'000}}, kFree{0, std::array<Chips, 2>{200, 20'000}},
+constexpr LegalActions kFacingABet{200, std::array<Chips, 2>{500, 20'000}}, kFree{0, std::array<Chips, 2>{200, 20'000}},
     kAllIn{500, {}};
 
-std::string parsed_answer(std::string_view response, const Legal& legal) {
+std::string parsed_answer(std::string_view response, const LegalActions& legal) {
   const auto action = parse_answer(response, legal);
   return action ? to_string(*action) : "-";
 }
@@ -40,10 +40,10 @@ TEST(Wording, TheLastActionCounts) {
 }
 
 TEST(Wording, EveryLegalActionIsUnderstoodAsItIsWritten) {
-  for (const Legal& legal : {kFacingABet, kFree, kAllIn})
+  for (const LegalActions& legal : {kFacingABet, kFree, kAllIn})
     for (const Action action : {Action::fold(), Action::call(), Action::raise(500), Action::raise(20'000)}) {
-      const auto again = parse_answer("I think ... " + answer(action, legal), legal);
-      EXPECT_EQ(again.has_value(), legal.allows(action)) << answer(action, legal);
+      const auto again = parse_answer("I think ... " + answer_text(action, legal), legal);
+      EXPECT_EQ(again.has_value(), legal.allows(action)) << answer_text(action, legal);
       if (again) {
         EXPECT_EQ(*again, action);
       }
@@ -96,10 +96,10 @@ TEST(Wording, TerseIsOneLineAndOneLetter) {
   EXPECT_EQ(read("f") + read("c") + read("r") + read("p") + read("a"), "fcr500r900r20000");
   EXPECT_EQ(read("I call: c\n"), "c");
   for (const char* wrong : {"", " ", "x", "C", "cx", "1"}) EXPECT_EQ(read(wrong), "-") << wrong;
-  EXPECT_EQ(letter(Action::raise(600), big), "r");
-  EXPECT_EQ(letter(Action::raise(1500), big), "p");
-  EXPECT_EQ(letter(Action::raise(15'000), big), "a");
-  EXPECT_EQ(letter(Action::fold(), big) + letter(Action::call(), big), "fc");
+  EXPECT_EQ(letter_of(Action::raise(600), big), "r");
+  EXPECT_EQ(letter_of(Action::raise(1500), big), "p");
+  EXPECT_EQ(letter_of(Action::raise(15'000), big), "a");
+  EXPECT_EQ(letter_of(Action::fold(), big) + letter_of(Action::call(), big), "fc");
   ASSERT_TRUE(betting.act(Action::raise(20'000)));
   const View small = view_of(betting, deal, 1);
   EXPECT_EQ(describe_tersely(small), "s AcKd 8c8d5c cC/CrR 197 203: ");

@@ -59,7 +59,7 @@ int processes_with(const std::string& word) {
 class Sandbox : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto pool = Pool::start({.running_max = 2, .waiting_max = 3, .processes_max = 2});
+    auto pool = Pool::start({.running_max = 2, .waiting_max = 3, .long_lived_max = 2});
     if (pool)
       pool_ = std::move(*pool);
     else
@@ -307,7 +307,7 @@ TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
 }
 
 TEST_F(Sandbox, TheQueueIsBoundedAndEveryCommandEnds) {
-  auto pool = Pool::start({.running_max = 1, .waiting_max = 2, .processes_max = 1});
+  auto pool = Pool::start({.running_max = 1, .waiting_max = 2, .long_lived_max = 1});
   ASSERT_TRUE(pool) << pool.error().message();
   std::atomic<int> stopped = 0, cancelled = 0, refused = 0;
   const auto count_end = [&](const Result<End>& end) {

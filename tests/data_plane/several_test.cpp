@@ -20,7 +20,7 @@ const WeightedTask kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2
 
 std::unique_ptr<Adapter> make_valid(const std::vector<WeightedTask>& tasks, std::uint64_t seed = 1,
                                     AdapterUse use = AdapterUse::kProblems) {
-  auto adapter = make_adapter(kSeveralTasks, several_options(tasks), seed, use);
+  auto adapter = make_adapter(kSeveralTasksAdapter, several_tasks_options(tasks), seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return adapter ? *std::move(adapter) : nullptr;
 }
@@ -112,7 +112,7 @@ TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
   EXPECT_EQ(worker_options.find("secret"), std::string::npos) << worker_options;
   EXPECT_EQ(worker_options.find("54321"), std::string::npos) << worker_options;
   const auto worker = make_valid({kSums}, 1, AdapterUse::kScoring);
-  auto from_options = make_adapter(kSeveralTasks, worker_options, 1, AdapterUse::kScoring);
+  auto from_options = make_adapter(kSeveralTasksAdapter, worker_options, 1, AdapterUse::kScoring);
   ASSERT_TRUE(from_options) << from_options.error().message();
   for (std::uint64_t i = 0; i < 5; ++i) {
     const Problem problem = *learner->problem(i);
@@ -126,7 +126,7 @@ TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
 
 TEST(Several, FaultsAreNamed) {
   const auto error = [](const std::string& options) {
-    const auto adapter = make_adapter(kSeveralTasks, options, 1);
+    const auto adapter = make_adapter(kSeveralTasksAdapter, options, 1);
     return adapter ? std::string() : adapter.error().message();
   };
   EXPECT_THAT(error("{}"), HasSubstr("at least one"));
@@ -137,8 +137,8 @@ TEST(Several, FaultsAreNamed) {
   EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "prompt": "x"}]})"), HasSubstr("{prompt}"));
   WeightedTask game = kGames;
   game.scored_by_workers = false;
-  EXPECT_THAT(error(several_options({game})), HasSubstr("many turns"));
-  EXPECT_THAT(error(several_options(std::vector<WeightedTask>(65, kSums))), HasSubstr("at most 64"));
+  EXPECT_THAT(error(several_tasks_options({game})), HasSubstr("many turns"));
+  EXPECT_THAT(error(several_tasks_options(std::vector<WeightedTask>(65, kSums))), HasSubstr("at most 64"));
   EXPECT_TRUE(has_many_turns("guess") && has_many_turns("poker"));
   EXPECT_FALSE(has_many_turns("arithmetic") || has_many_turns("nothing"));
 }

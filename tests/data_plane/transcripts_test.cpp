@@ -121,8 +121,8 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfOneResponse) {
   EXPECT_EQ(hello->name, "twos");
   EXPECT_TRUE(hello->deterministic);
   EXPECT_FALSE(hello->has_turns);
-  EXPECT_EQ(hello->problems, 8u);
-  EXPECT_EQ(hello->evaluation, 1u);
+  EXPECT_EQ(hello->problem_count, 8u);
+  EXPECT_EQ(hello->evaluation_count, 1u);
   const auto evaluation = connection->ask_and_wait(Method::kEvaluation, R"({"rows":[0]})");
   ASSERT_TRUE(evaluation) << evaluation.error().message();
   EXPECT_EQ(read_problem(evaluation->at("problems").at(0), "x")->demonstration, "2");

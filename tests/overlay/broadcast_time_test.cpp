@@ -67,7 +67,7 @@ TEST(Learner, ReportsThePartsOfABroadcastsTime) {
 
 TEST(Learner, FindsTheStoredDeltasUpToTheNewestVersion) {
   LearnerConfig c = Desk::config(16);
-  c.folded_max = 4;
+  c.folded_deltas_max = 4;
   c.policy_bytes = {1'000'000};
   Desk desk(std::move(c));
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
@@ -83,7 +83,7 @@ TEST(Learner, FindsTheStoredDeltasUpToTheNewestVersion) {
   ASSERT_THAT(found->deltas, SizeIs(3));
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(found->deltas[i].size(), 1004 + i);
   EXPECT_TRUE(desk.core.deltas_from(Version{2}).has_value());
-  EXPECT_EQ(desk.core.deltas_from(Version{1}).error().code, Code::kNotFound);  // more than folded_max
+  EXPECT_EQ(desk.core.deltas_from(Version{1}).error().code, Code::kNotFound);  // more than folded_deltas_max
   EXPECT_EQ(desk.core.deltas_from(Version{6}).error().code, Code::kNotFound);
   ASSERT_TRUE(desk.publish(make(delta(7, 6), 130'000)).has_value());  // an eighth of the policy is 125 kB
   EXPECT_EQ(desk.core.deltas_from(Version{6}).error().code, Code::kNotFound);

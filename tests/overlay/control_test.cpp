@@ -465,11 +465,11 @@ TEST(ChunkSet, KeepsCount) {
 }
 
 TEST(StripeMask, DividesChunksAmongStripes) {
-  EXPECT_FALSE(StripeMask::valid(0, 0));
-  EXPECT_FALSE(StripeMask::valid(6, 1));
-  EXPECT_FALSE(StripeMask::valid(128, 1));
-  EXPECT_FALSE(StripeMask::valid(4, 0b10000));
-  EXPECT_TRUE(StripeMask::valid(64, ~std::uint64_t{0}));
+  EXPECT_FALSE(StripeMask::is_valid(0, 0));
+  EXPECT_FALSE(StripeMask::is_valid(6, 1));
+  EXPECT_FALSE(StripeMask::is_valid(128, 1));
+  EXPECT_FALSE(StripeMask::is_valid(4, 0b10000));
+  EXPECT_TRUE(StripeMask::is_valid(64, ~std::uint64_t{0}));
   const ChunkSet set = ChunkSet::all(1000);
   for (const std::uint32_t stripes : {1u, 2u, 4u, 8u, 16u, 32u, 64u}) {
     std::uint32_t sum = 0;

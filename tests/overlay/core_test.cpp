@@ -319,7 +319,7 @@ TEST(Overlay, AVersionThatExpiredBeforeItWasSavedIsPublishedAgain) {
 TEST(Overlay, AWorkerThatMissedManyVersionsGetsOneDelta) {
   Hall hall([](LearnerConfig& c) {
     c.policy = chains::TopologyPolicy::kStar;
-    c.folded_max = 64;
+    c.folded_deltas_max = 64;
   });
   const auto workers = hall.join_all(2);
   std::vector<PublicationKey> asked;

@@ -104,7 +104,7 @@ TEST_F(DiskTest, ReturnsStoredChunks) {
   std::sort(found.begin(), found.end());
   EXPECT_THAT(found, ElementsAre(-1, -1, -1, -1, 0, 0, 1, 1, 2));
   ASSERT_THAT(bodies, SizeIs(5));
-  const Payload payload(*disk->payload(made.id), 3000);
+  const Payload payload(*disk->open_payload(made.id), 3000);
   EXPECT_TRUE(equal_bytes(*payload.bytes(), Slice(made.payload)));
 }
 
@@ -115,7 +115,7 @@ TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
   spool(made);
   finish();
   open();
-  const Payload payload(*disk->payload(made.id), 3000);
+  const Payload payload(*disk->open_payload(made.id), 3000);
   start();
   disk->drop({made.id});
   finish();
@@ -124,7 +124,7 @@ TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
   const Slice bytes = *payload.bytes();
   EXPECT_TRUE(std::equal(made.payload.begin(), made.payload.end(), bytes.bytes().begin(), bytes.bytes().end()));
   open();
-  EXPECT_EQ(disk->payload(made.id).error().code, Code::kNotFound);
+  EXPECT_EQ(disk->open_payload(made.id).error().code, Code::kNotFound);
 }
 
 // A record torn by a crash is cut off, so that later records can be read.

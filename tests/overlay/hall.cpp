@@ -40,7 +40,7 @@ void Hall::start_learner(std::optional<LearnerState> state, std::optional<Versio
   LearnerConfig config;
   config.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
   config.network.silence_min = {};
-  config.folded_max = 0;  // late workers get the deltas that are stored
+  config.folded_deltas_max = 0;  // late workers get the deltas that are stored
   config.core.unix_origin_s = kUnixOrigin_s;
   config.self = node.endpoint;
   config.authority = authority_;

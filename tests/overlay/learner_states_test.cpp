@@ -43,7 +43,7 @@ TEST(BroadcastTimes, EndsWithTheQuorum) {
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].ended_at, kStart + 3 * kSecond);
   EXPECT_EQ(done[0].acknowledged, 2u);
-  EXPECT_TRUE(times.open().empty());
+  EXPECT_TRUE(times.open_broadcasts().empty());
 }
 
 TEST(BroadcastTimes, LeavesOutASingleLateWorker) {
@@ -90,7 +90,7 @@ TEST(BroadcastTimes, ForgetsTheOldestBeyondItsLimit) {
   BroadcastTimes times(1);
   for (std::uint64_t v = 1; v <= BroadcastTimes::kBroadcastsMax + 1; ++v) times.begin(broadcast(v, {WorkerId{1}}));
   times.check();
-  EXPECT_EQ(times.open().front().version, Version{2});
+  EXPECT_EQ(times.open_broadcasts().front().version, Version{2});
 }
 
 TEST(HelpBudget, AllowsHelpsThatCanBeSentInTime) {

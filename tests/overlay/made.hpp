@@ -81,7 +81,7 @@ inline Made make(const PublicationKey& key, std::size_t bytes, const MadeOptions
   made.announcement = made_announcement(key, options);
   made.payload = random_bytes(key.version.value * 4 + key.base.has_value() * 2 + options.seed * 1000, bytes);
   Sealer sealer(made.announcement, signer);
-  made.opening = sealer.opening();
+  made.opening = sealer.signed_announcement();
   made.id = sealer.id();
   for (std::span<const std::byte> bytes_left(made.payload); !bytes_left.empty();) {
     const std::size_t part_bytes = std::min(options.write_bytes, bytes_left.size());

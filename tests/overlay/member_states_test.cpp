@@ -193,7 +193,7 @@ TEST(InstallState, KnowsTheNewestVersionOfItsEpoch) {
 TEST(ChildBudgets, BarsAChildThatAsksForTooMuch) {
   ChildBudgets budgets;
   const auto is_connected = [](WorkerId) { return false; };
-  auto verdict = MessageBudget::Verdict::kTake;
+  auto verdict = MessageBudget::Verdict::kAccept;
   for (int i = 0; i < 100'000 && verdict != MessageBudget::Verdict::kTooMuch; ++i)
     verdict = budgets.take(WorkerId{3}, MessageBudget::Kind::kHave, 0, kBeat, is_connected, kStart);
   EXPECT_EQ(verdict, MessageBudget::Verdict::kTooMuch);

@@ -102,7 +102,7 @@ void fuzz_signed(std::byte message_type, ByteSpan bytes) {
     case 3:
       if (const auto opened = open(gullible, SignedGrant{message}))
         for (const Grant::From& from : opened->from)
-          ECHO_CHECK(StripeMask::valid(opened->stripe_count, from.stripe_mask));
+          ECHO_CHECK(StripeMask::is_valid(opened->stripe_count, from.stripe_mask));
       break;
   }
 }

@@ -348,7 +348,7 @@ TEST(RunPages, TakeAStatedNumberOfRowsFromFilesOfAnyLength) {
   run.events_left_out = found->left_out;
   run.first_event_unix_s = found->first_unix_s;
   const std::string page = run_page(run, {});
-  EXPECT_THAT(page, HasSubstr("The last 300 of 1000."));
+  EXPECT_THAT(page, HasSubstr("Shows the last 300 of 1000 events."));
   EXPECT_THAT(page, HasSubstr("<td class='n'>999.0 s</td>"));
   EXPECT_EQ(last_events(folder.path() / "none")->rows.size(), 0u);
 }

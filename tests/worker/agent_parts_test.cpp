@@ -50,11 +50,11 @@ TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
   work.add_result(kNow, submission(4, 4), kNow + milliseconds(1));
   work.check();
   EXPECT_THAT(work.result_leases(), ElementsAre(3, 4));
-  const auto first = work.take_due(kNow);
+  const auto first = work.take_due_result(kNow);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->submission.lease(), 3u);
   EXPECT_EQ(first->rollouts, 3u);
-  EXPECT_FALSE(work.take_due(kNow));
+  EXPECT_FALSE(work.take_due_result(kNow));
   EXPECT_EQ(work.rollouts(), 4u);
   granted = grant({5});
   work.add_leases(granted);
@@ -70,13 +70,13 @@ TEST(Work, HoldsResultsToTheSpeed) {
   work.add_result(kNow, submission(2, 2), kNow);
   work.check();
   EXPECT_EQ(work.next_due(), kNow + seconds(1));
-  EXPECT_FALSE(work.take_due(kNow + milliseconds(999)));
-  EXPECT_TRUE(work.take_due(kNow + seconds(1)));
+  EXPECT_FALSE(work.take_due_result(kNow + milliseconds(999)));
+  EXPECT_TRUE(work.take_due_result(kNow + seconds(1)));
   EXPECT_EQ(work.next_due(), kNow + seconds(2));
 }
 
-TEST(Policies, OnlyTheNewestIsActivated) {
-  Policies policies;
+TEST(InstallationQueue, OnlyTheNewestIsActivated) {
+  InstallationQueue policies;
   EXPECT_DEATH(policies.begin_installation(kNow), "0 policies wait");
   for (std::uint64_t v = 1; v <= 3; ++v) {
     overlay::Publication publication;

@@ -51,6 +51,43 @@ TEST_F(InstallerTest, TheModelHoldsExactlyThePolicy) {
   EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
 }
 
+// A delta has only the adapter's tensors, and the model computes with the new ones. An adapter that stays at an older
+// version has another digest than the publication.
+TEST_F(InstallerTest, AnAdapterArrivesBitForBit) {
+  config_.adapter = model::AdapterConfig{.rank = 4, .alpha = 8, .base_model = {}};
+  auto first = model::init_policy(config_, 2).value(), second = delta::copy_of(first.view()).value();
+  for (std::size_t i = 0; i < second.size(); ++i)
+    if (model::is_adapter_tensor(second.name(i)))
+      for (std::size_t byte = 1; byte < second.bytes(i).size(); byte += 2)
+        second.mutable_bytes(i)[byte] = std::byte{0x3c};  // about 0.01
+  second.seal();
+  delta::PatchStats stats;
+  const auto patch = delta::encode_delta(first.view(), second.view(), {}, &stats);
+  const auto info = delta::inspect(*patch);
+  for (const delta::PatchTensor& tensor : info->tensors)
+    EXPECT_TRUE(tensor.changed == 0 || model::is_adapter_tensor(tensor.name)) << tensor.name;
+
+  const auto model = *model::create(config_, torch::kCPU, torch::kBFloat16);
+  Installer installer(model);
+  const auto logits = [&] {
+    const torch::NoGradGuard no_gradients;
+    return model->forward(torch::tensor({{1, 2, 3}}, torch::kLong));
+  };
+  ASSERT_TRUE(installer.install(publication(3, std::nullopt, *delta::encode_snapshot(first.view()), first.digest())));
+  const torch::Tensor before = logits();
+  ASSERT_TRUE(installer.install(publication(4, 3, *patch, second.digest())));
+  EXPECT_EQ(model::export_policy(*model)->digest(), second.digest());
+  EXPECT_GT((logits() - before).abs().max().item<double>(), 1e-3);
+  EXPECT_NE(first.digest(), second.digest());
+
+  // A delta that leaves the adapter as it was cannot pass for the new version.
+  Installer other(*model::create(config_, torch::kCPU, torch::kBFloat16));
+  ASSERT_TRUE(other.install(publication(3, std::nullopt, *delta::encode_snapshot(first.view()), first.digest())));
+  const auto nothing = delta::encode_delta(first.view(), first.view());
+  EXPECT_FALSE(other.install(publication(4, 3, *nothing, second.digest())));
+  EXPECT_EQ(other.version(), Version{3});
+}
+
 TEST_F(InstallerTest, OnADeviceItIsTheSame) {
   const auto model = *model::create(config_, torch::kCPU, torch::kBFloat16);
   model::test::OnDevice device(model);
@@ -114,7 +151,7 @@ TEST_F(InstallerTest, ArrivedPartsOfADeltaAreUsed) {
   ASSERT_GT(parts.size(), 3u);
   const overlay::Digest before = first_.digest().bytes;
   const auto arrive = [&](std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) installer_.arriving(parts[i]);
+    for (std::size_t i = 0; i < n; ++i) installer_.decode_part(parts[i]);
     EXPECT_EQ(installer_.digest(), installer_.version() ? before : overlay::Digest{}) << "parts alone install nothing";
   };
   arrive(parts.size());  // on nothing
@@ -149,13 +186,13 @@ TEST_F(InstallerTest, ArrivedPartsOfAnotherPublicationDoNotMatter) {
   std::vector<std::byte> garbage(100, std::byte{7});
   others[3][1].bytes = overlay::Slice(garbage);
   for (const auto& other : others) {
-    for (const overlay::PublicationPart& part : other) installer_.arriving(part);
+    for (const overlay::PublicationPart& part : other) installer_.decode_part(part);
     ASSERT_TRUE(installer_.install(delta_));
     EXPECT_EQ(installer_.digest(), second_.digest().bytes);
     ASSERT_TRUE(installer_.install(snapshot_));
   }
   // Parts that came before a snapshot do not matter either.
-  for (const overlay::PublicationPart& part : parts) installer_.arriving(part);
+  for (const overlay::PublicationPart& part : parts) installer_.decode_part(part);
   ASSERT_TRUE(installer_.install(snapshot_));
   ASSERT_TRUE(installer_.install(delta_));
 }
@@ -166,7 +203,7 @@ TEST_F(InstallerTest, ArrivedPartsOfASnapshotAreUsed) {
   ASSERT_GT(parts.size(), 3u);
   for (const std::size_t n : {parts.size(), parts.size() / 2, std::size_t{1}}) {
     Installer fresh(*model::create(config_));
-    for (std::size_t i = 0; i < n; ++i) fresh.arriving(parts[i]);
+    for (std::size_t i = 0; i < n; ++i) fresh.decode_part(parts[i]);
     EXPECT_FALSE(fresh.version()) << "parts alone install nothing";
     ASSERT_TRUE(fresh.install(snapshot_));
     EXPECT_EQ(fresh.digest(), first_.digest().bytes);
@@ -176,9 +213,9 @@ TEST_F(InstallerTest, ArrivedPartsOfASnapshotAreUsed) {
   std::vector<std::byte> altered_bytes = bytes_of(snapshot_);
   altered_bytes[1500] ^= std::byte{1};
   overlay::Publication altered = publication(3, std::nullopt, altered_bytes, first_.digest());
-  for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
+  for (std::size_t i = 0; i < 2; ++i) installer_.decode_part(parts[i]);
   EXPECT_FALSE(installer_.install(altered));
-  for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
+  for (std::size_t i = 0; i < 2; ++i) installer_.decode_part(parts[i]);
   altered.id = snapshot_.id;
   EXPECT_TRUE(installer_.install(altered));
 }
@@ -190,11 +227,11 @@ TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
   delta_.id = {std::byte{4}};
   const auto deltas = parts_of(delta_, 100);
   ASSERT_TRUE(installer_.install(snapshot_));
-  installer_.arriving(parts[0]);
-  for (const overlay::PublicationPart& part : deltas) installer_.arriving(part);
-  installer_.arriving(parts[1]);
+  installer_.decode_part(parts[0]);
+  for (const overlay::PublicationPart& part : deltas) installer_.decode_part(part);
+  installer_.decode_part(parts[1]);
   ASSERT_TRUE(installer_.install(delta_));
-  installer_.arriving(parts[2]);
+  installer_.decode_part(parts[2]);
   // The installer still uses the bytes that came before the delta, and does not read them again.
   std::vector<std::byte> altered_bytes = bytes_of(later);
   altered_bytes[500] ^= std::byte{1};
@@ -209,7 +246,7 @@ TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
   altered.version = later.version = delta_.version;
   for (overlay::PublicationPart part : parts) {
     part.version = delta_.version;
-    installer_.arriving(part);
+    installer_.decode_part(part);
   }
   ASSERT_TRUE(installer_.install(delta_));
   EXPECT_FALSE(installer_.install(altered));

@@ -37,7 +37,7 @@ class BuiltinTest : public ::testing::Test {
   }
   std::map<std::uint64_t, Result<Response>> finish() {
     std::map<std::uint64_t, Result<Response>> responses;
-    while (engine_->inside() > 0)
+    while (engine_->sequences_in_progress() > 0)
       for (Outcome& outcome : engine_->poll(kSlice)) responses.emplace(outcome.id, std::move(outcome.response));
     return responses;
   }
@@ -48,7 +48,7 @@ class BuiltinTest : public ::testing::Test {
 
 TEST_F(BuiltinTest, MoreThanFitAtOnceAreAllAnswered) {
   for (std::uint64_t id = 0; id < 10; ++id) engine_->submit({id, {1, 2, 3}, 5 + static_cast<std::int64_t>(id), id});
-  EXPECT_EQ(engine_->inside(), 10u);
+  EXPECT_EQ(engine_->sequences_in_progress(), 10u);
   EXPECT_EQ(engine_->capacity(), 4u);
   const std::uint64_t before = engine_->progress();
   const auto responses = finish();
@@ -135,7 +135,7 @@ TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   engine_->submit({1, {1, 2, 3}, 5, 1});
   engine_->submit({2, {}, 5, 1});
   std::map<std::uint64_t, bool> caused_by_policy;
-  while (engine_->inside() > 0)
+  while (engine_->sequences_in_progress() > 0)
     for (const Outcome& outcome : engine_->poll(kSlice)) {
       EXPECT_FALSE(outcome.response);
       caused_by_policy[outcome.id] = outcome.caused_by_policy;

@@ -2,6 +2,7 @@
 // of SGLang or vLLM.
 //
 //   engine_program sglang|vllm|vllm-receiver|vllm-completions MODEL PORT [--hash] [--die-once FILE]
+//                  [--damaged-loads COUNT]
 #include <unistd.h>
 
 #include <cstdio>
@@ -49,7 +50,7 @@ class Policy final : public ServedModel {
   std::map<std::uint64_t, ServedResponse> step() override { return responses(batch_->step()); }
   std::map<std::uint64_t, ServedResponse> interrupt() override { return responses(batch_->interrupt()); }
   void begin_span(std::uint64_t number) override { batch_->set_weights_version(number); }
-  std::vector<double> score(const std::vector<std::int32_t>& text) override {
+  std::vector<double> score(const std::vector<std::int32_t>& text, const std::string&) override {
     const auto scores = must(model::score(*model_, {text.front()}, {text.begin() + 1, text.end()}));
     return {scores.begin(), scores.end()};
   }
@@ -92,23 +93,25 @@ int main(int argc, char** argv) {
                                                      : Speaks::kSglang;
   bool hash = false;
   std::string die_once;
+  int damaged_loads = 0;
   for (int i = 4; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--hash") hash = true;
     if (word == "--die-once") die_once = argv[++i];
+    if (word == "--damaged-loads") damaged_loads = std::atoi(argv[++i]);
   }
   echoline::model::use_threads(1);
   try {
     const bool dies = !die_once.empty() && !std::ifstream(die_once);
-    const EngineServer server(
-        speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2],
-        [&](const std::string& path, int count) {
-          if (!dies || count < 8 ||
-              (path != "/generate" && path != "/v1/completions" && path != "/inference/v1/generate"))
-            return;
-          std::ofstream{die_once} << "once";
-          ::_exit(9);
-        });
+    EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2],
+                        [&](const std::string& path, int count) {
+                          if (!dies || count < 8 ||
+                              (path != "/generate" && path != "/v1/completions" && path != "/inference/v1/generate"))
+                            return;
+                          std::ofstream{die_once} << "once";
+                          ::_exit(9);
+                        });
+    if (damaged_loads > 0) server.fault({.at = "load", .what = "damaged", .times = damaged_loads});
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());

@@ -147,22 +147,22 @@ TEST(EngineAnswers, AreReadAsDocumented) {
   for (const bool sglang : {true, false}) {
     const auto protocol = sglang ? sglang_protocol() : vllm_protocol();
     const std::string body = sglang ? kSglang : kVllm;
-    Draw draw;
+    SampleRequest draw;
     draw.context = {1, 2};
-    const auto piece = protocol->parse_piece(draw, body);
+    const auto piece = protocol->parse_sample_response(draw, body);
     ASSERT_TRUE(piece) << piece.error().message();
     EXPECT_EQ(piece->tokens, (std::vector<model::Token>{7, 8}));
     EXPECT_EQ(piece->logprobs, (std::vector<double>{-0.5, -1.25}));
     EXPECT_FALSE(piece->aborted);
     ASSERT_EQ(piece->spans.size(), sglang ? 1u : 0u);
     if (sglang) {
-      EXPECT_EQ(piece->spans[0].weights, "42");
+      EXPECT_EQ(piece->spans[0].weights_name, "42");
     }
-    const auto probed = protocol->parse_scores({1, 2}, body);
+    const auto probed = protocol->parse_scores({1, 2}, {}, body);
     ASSERT_TRUE(probed) << probed.error().message();
     EXPECT_EQ(probed->logprobs, std::vector<double>{-3.5});
     EXPECT_EQ(*protocol->parse_spread(body), 4);
-    EXPECT_FALSE(protocol->parse_scores({1, 3}, body)) << "of another text";
+    EXPECT_FALSE(protocol->parse_scores({1, 3}, {}, body)) << "of another text";
   }
 }
 
@@ -190,22 +190,22 @@ TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   ASSERT_TRUE(protocol->interface_request());
   ASSERT_TRUE(protocol->on_interface_response(200, kVllmTokens));
   EXPECT_TRUE(protocol->keeps_responses());
-  Draw draw;
+  SampleRequest draw;
   draw.context = {1, 4093, 198, 1780};
-  const auto piece = protocol->parse_piece(draw, kVllmTokens);
+  const auto piece = protocol->parse_sample_response(draw, kVllmTokens);
   ASSERT_TRUE(piece) << piece.error().message();
   EXPECT_EQ(piece->tokens, (std::vector<model::Token>{314, 260, 3049, 2376}));
   EXPECT_EQ(piece->logprobs.size(), 4u);
   ASSERT_EQ(piece->spans.size(), 2u);
-  EXPECT_EQ(piece->spans[1].weights, "8");
+  EXPECT_EQ(piece->spans[1].weights_name, "8");
   EXPECT_EQ(piece->spans[1].end, 4u);
   draw.context = {1};
-  EXPECT_FALSE(protocol->parse_piece(draw, kVllmTokens)) << "of another prompt";
-  EXPECT_EQ(protocol->draw(draw).path, "/inference/v1/generate");
+  EXPECT_FALSE(protocol->parse_sample_response(draw, kVllmTokens)) << "of another prompt";
+  EXPECT_EQ(protocol->sample_call(draw).path, "/inference/v1/generate");
   // Without the interface, responses return at a pause.
   ASSERT_TRUE(protocol->on_interface_response(403, kVllmNoScaleOut));
   EXPECT_FALSE(protocol->keeps_responses());
-  EXPECT_EQ(protocol->draw(draw).path, "/v1/completions");
+  EXPECT_EQ(protocol->sample_call(draw).path, "/v1/completions");
   EXPECT_TRUE(protocol->name_weights(Version{3}).empty());
   EXPECT_FALSE(protocol->on_interface_response(500, "")) << "asked again";
 }
@@ -219,16 +219,16 @@ TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
       ASSERT_TRUE(protocol->on_interface_response(200, recorded));
     }
     const std::string good = recorded;
-    Draw draw;
+    SampleRequest draw;
     draw.context = {1, 2};
     if (recorded == kVllmTokens) draw.context = {1, 4093, 198, 1780};
     const auto read = [&](const std::string& body) {
-      const auto piece = protocol->parse_piece(draw, body);
+      const auto piece = protocol->parse_sample_response(draw, body);
       EXPECT_TRUE(!piece || piece->aborted || piece->tokens.size() == piece->logprobs.size());
-      (void)protocol->parse_scores({1, 2}, body);
+      (void)protocol->parse_scores({1, 2}, {}, body);
       (void)protocol->parse_spread(body);
       for (const Step& step : protocol->load("/x", Version{1}))
-        if (step.accepts) (void)step.accepts(body);
+        if (step.check_answer) (void)step.check_answer(body);
     };
     for (const char* body :
          {"", "{}", "[]", "null", "{\"choices\":[]}", "{\"choices\":[null]}", "{\"meta_info\":[]}", "\xff\xfe"})

@@ -8,14 +8,17 @@
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
+#include <fstream>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
+#include "delta/safetensors.hpp"
 #include "tests/base/thread_each.hpp"
 
 namespace echoline::worker {
@@ -60,6 +63,15 @@ struct EngineServer::Impl {
   std::filesystem::path folder;
   // State of the plug-in: the loaded version, and the digests of the loaded tensors by name.
   bool receiver_ready = false, updating = false;
+  struct Adapters {
+    std::size_t at_once = 1;
+    int rank_max = 0;
+    std::optional<std::vector<std::string>> modules;
+  };
+  std::optional<Adapters> adapters;
+  std::map<std::string, std::filesystem::path> adapter_folders;  // by the names that requests may use
+  std::string last_adapter;
+  std::map<std::uint64_t, std::string> running_adapters;  // by id of the response
   std::optional<std::string> received;
   std::map<std::string, std::string> tensors;
   std::string version = "default";
@@ -79,12 +91,21 @@ struct EngineServer::Impl {
   void finish(std::uint64_t id, ServedResponse response, bool aborted) {
     Drawing* const drawing = running.at(id);
     running.erase(id);
+    if (running_adapters.erase(id) > 0) changed.notify_all();
     drawing->response = std::move(response);
     drawing->aborted = aborted;
     drawing->has_ended.notify_one();
   }
   void abort_all() {
     for (auto& [id, response] : model->interrupt()) finish(id, std::move(response), true);
+  }
+
+  // Locks the mutex before run(), which may hold it all the time otherwise.
+  std::unique_lock<std::mutex> enter() {
+    ++waiting_requests;
+    std::unique_lock lock(mutex);
+    if (--waiting_requests == 0) no_request_waits.notify_one();
+    return lock;
   }
 
   std::optional<Fault> take_fault(const std::string& at) {
@@ -161,12 +182,88 @@ struct EngineServer::Impl {
         500);
   }
 
+  // vLLM and SGLang compute requests of a limited number of adapters at once; others wait.
+  void await_adapter(const std::string& adapter, std::unique_lock<std::mutex>& lock) {
+    if (adapter.empty()) return;
+    changed.wait(lock, [&] {
+      std::set<std::string> names{adapter};
+      for (const auto& [id, name] : running_adapters) names.insert(name);
+      return names.size() <= adapters->at_once || stopping;
+    });
+    // A server reads an adapter again that it has evicted. vLLM's engine ends if the files are gone.
+    if (!std::filesystem::exists(adapter_folders.at(adapter))) throw std::runtime_error("the engine has died");
+  }
+  // Whether requests may name it; otherwise that is the answer.
+  bool know_adapter(const std::string& name, Response& response) const {
+    if (name.empty() || adapter_folders.contains(name)) return true;
+    if (speaks == Speaks::kSglang) {
+      put(response, {{"error", {{"message", fmt::format("Got LoRA adapter that has never been loaded: {}", name)}}}},
+          400);
+      return false;
+    }
+    put(response,
+        {{"error",
+          {{"message", fmt::format("The model `{}` does not exist.", name)},
+           {"type", "NotFoundError"},
+           {"param", "model"},
+           {"code", 404}}}},
+        404);
+    return false;
+  }
+  std::string adapter_of(const json& body) const {
+    const std::string name = body.value(speaks == Speaks::kSglang ? "lora_path" : "model", "");
+    return name == folder.string() ? "" : name;
+  }
+  void load_adapter(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
+    const bool is_sglang = speaks == Speaks::kSglang;
+    const auto refuse_adapter = [&](const std::string& message, int status) {
+      put(r,
+          is_sglang ? json{{"success", false}, {"error_message", message}, {"loaded_adapters", json::object()}}
+                    : json{{"error", {{"message", message}, {"type", "x"}, {"param", nullptr}, {"code", status}}}},
+          status);
+    };
+    const auto fault = take_fault("load");
+    if (apply_fault(fault, r, lock)) return;
+    const std::string name = body.at("lora_name");
+    const std::filesystem::path path = body.at("lora_path").get<std::string>();
+    if (!adapters) return refuse_adapter("LoRA is not enabled", is_sglang ? 400 : 500);
+    if (adapter_folders.contains(name))
+      return refuse_adapter(fmt::format("The lora adapter '{}' has already been loaded.", name), 400);
+    if (fault && fault->what == "fails") return refuse_adapter("CUDA error", is_sglang ? 400 : 500);
+    std::ifstream file(path / "adapter_config.json");
+    const json config = json::parse(file, nullptr, false);
+    if (!config.is_object()) return refuse_adapter(fmt::format("No adapter found for {}", path.string()), 404);
+    if (config.at("r") > adapters->rank_max)
+      return refuse_adapter(
+          fmt::format("LoRA rank {} is greater than max_lora_rank {}.", config.at("r").get<int>(), adapters->rank_max),
+          is_sglang ? 400 : 500);
+    if (fault && fault->what == "ignored")
+      model->load_adapter(name, {});
+    else if (fault && fault->what == "stale")
+      model->load_adapter(name, adapter_folders.at(last_adapter));
+    else
+      model->load_adapter(name, path);
+    adapter_folders[name] = path;
+    last_adapter = name;
+    if (!is_sglang)
+      return r.set_content(fmt::format("Success: LoRA adapter '{}' added successfully.", name), "text/plain");
+    put(r, {{"success", true}, {"error_message", ""}, {"loaded_adapters", {{name, path.string()}}}});
+  }
+  void unload_adapter(const json& body, Response& r) {
+    const std::string name = body.at("lora_name");
+    const bool known = adapter_folders.erase(name) > 0;
+    if (speaks == Speaks::kSglang)
+      return put(r, {{"success", known}, {"error_message", ""}, {"loaded_adapters", json::object()}},
+                 known ? 200 : 400);
+    if (known)
+      return r.set_content(fmt::format("Success: LoRA adapter '{}' removed successfully.", name), "text/plain");
+    put(r, {{"error", {{"message", fmt::format("The lora adapter '{}' cannot be found.", name)}, {"code", 404}}}}, 404);
+  }
+
   void routes() {
     const auto add_route = [this](const char* method, const char* path, auto act) {
       const auto handler = [this, path, act](const Request& request, Response& response) {
-        ++waiting_requests;
-        std::unique_lock lock(mutex);
-        if (--waiting_requests == 0) no_request_waits.notify_one();
+        std::unique_lock lock = enter();
         const int count = ++counts[path];
         if (seen) seen(path, count);
         bodies[path] = request.body;
@@ -185,7 +282,16 @@ struct EngineServer::Impl {
       if (apply_fault(take_fault("health"), response, lock)) return;
       if (!ready) put(response, json::object(), 503);
     });
+    add_route("POST", speaks == Speaks::kSglang ? "/load_lora_adapter" : "/v1/load_lora_adapter",
+              [this](const Request& q, Response& r, auto& lock) { load_adapter(json::parse(q.body), r, lock); });
+    add_route("POST", speaks == Speaks::kSglang ? "/unload_lora_adapter" : "/v1/unload_lora_adapter",
+              [this](const Request& q, Response& r, auto&) { unload_adapter(json::parse(q.body), r); });
     if (speaks == Speaks::kSglang) {
+      add_route("GET", "/get_server_info", [this](const Request&, Response& r, auto&) {
+        json info = {{"model_path", folder.string()}, {"enable_lora", adapters.has_value()}};
+        if (adapters) info["max_loras_per_batch"] = adapters->at_once, info["max_lora_rank"] = adapters->rank_max;
+        put(r, info);
+      });
       add_route("POST", "/generate",
                 [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
       add_route("POST", "/pause_generation", [this](const Request& q, Response& r, auto& lock) {
@@ -216,10 +322,19 @@ struct EngineServer::Impl {
         if (!running.empty())
           return put(r, {{"success", false}, {"message", "requests are running"}, {"num_paused_requests", 0}}, 400);
         if (!fault || fault->what != "stale") load(body.at("model_path").get<std::string>());
+        if (fault && fault->what == "damaged") model->damage();
         if (!fault || fault->what != "unnamed") version = body.at("weight_version");
         put(r, {{"success", true}, {"message", "Succeeded to update model weights."}, {"num_paused_requests", 0}});
       });
     } else {
+      add_route("GET", "/server_info", [this](const Request&, Response& r, auto&) {
+        json config;
+        if (adapters)
+          config = {{"max_loras", adapters->at_once},
+                    {"max_lora_rank", adapters->rank_max},
+                    {"target_modules", adapters->modules ? json(*adapters->modules) : json()}};
+        put(r, {{"vllm_config", {{"lora_config", config}, {"device_config", {{"device", "cpu"}}}}}});
+      });
       add_route("POST", "/v1/completions",
                 [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
       add_route("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
@@ -242,6 +357,7 @@ struct EngineServer::Impl {
         if (json::parse(q.body).at("method") != "reload_weights") throw std::runtime_error("method");
         if (fault && fault->what == "fails") return put(r, {{"error", {{"message", "CUDA error"}}}}, 500);
         if (!fault || fault->what != "stale") load(folder);
+        if (fault && fault->what == "damaged") model->damage();
         put(r, {{"results", {nullptr}}});
       });
       add_route("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
@@ -283,6 +399,7 @@ struct EngineServer::Impl {
         if (info.contains("base") && info.at("base") != before.value_or("none"))
           return refuse(r, "expected an update of another version");
         if (!fault || fault->what != "stale") receive(info);
+        if (fault && fault->what == "damaged") model->damage();
         received = info.at("version");
         updating = true;
         put(r, {{"message", "Weights updated"}});
@@ -310,8 +427,10 @@ struct EngineServer::Impl {
   // Draws tokens, and applies the faults of responses.
   std::pair<ServedResponse, bool> draw(ServedRequest request, std::unique_lock<std::mutex>& lock, const Fault* fault) {
     changed.wait(lock, [&] { return !paused || stopping; });
+    await_adapter(request.adapter, lock);
     if (stopping) throw std::runtime_error("it ends");
     const std::uint64_t id = next_id++;
+    if (!request.adapter.empty()) running_adapters[id] = request.adapter;
     const double temperature = request.temperature;
     const std::int64_t tokens_max = request.tokens_max;
     model->add(id, std::move(request));
@@ -340,9 +459,13 @@ struct EngineServer::Impl {
 
   void sglang(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
     const json& params = body.at("sampling_params");
-    ServedRequest request{body.at("input_ids"), params.at("max_new_tokens"), params.at("temperature"),
+    ServedRequest request{body.at("input_ids"),
+                          params.at("max_new_tokens"),
+                          params.at("temperature"),
                           params.value("sampling_seed", 0u),
-                          params.value("stop_token_ids", std::vector<std::int32_t>{})};
+                          params.value("stop_token_ids", std::vector<std::int32_t>{}),
+                          adapter_of(body)};
+    if (!know_adapter(request.adapter, r)) return;
     if (!body.at("return_logprob").get<bool>()) throw std::runtime_error("no log-probabilities were asked for");
     const auto scored = [](const std::vector<std::int32_t>& tokens, const std::vector<double>& logprobs) {
       json list = json::array();
@@ -358,7 +481,8 @@ struct EngineServer::Impl {
     if (body.value("logprob_start_len", -1) == 0) {
       if (apply_fault(take_fault("probe"), r, lock)) return;
       changed.wait(lock, [&] { return !paused || stopping; });
-      std::vector<double> logprobs = model->score(prompt);
+      await_adapter(request.adapter, lock);
+      std::vector<double> logprobs = model->score(prompt, request.adapter);
       logprobs.insert(logprobs.begin(), std::nan(""));
       meta["input_token_logprobs"] = scored(prompt, logprobs);
       meta["output_token_logprobs"] = json::array({{-1.0, 1, nullptr}});
@@ -389,9 +513,15 @@ struct EngineServer::Impl {
   // As vLLM 0.32 answered.
   void generate(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
     const json& params = body.at("sampling_params");
-    ServedRequest request{body.at("token_ids"), params.at("max_tokens"), params.at("temperature"),
-                          params.value("seed", 0u), params.value("stop_token_ids", std::vector<std::int32_t>{})};
+    ServedRequest request{body.at("token_ids"),
+                          params.at("max_tokens"),
+                          params.at("temperature"),
+                          params.value("seed", 0u),
+                          params.value("stop_token_ids", std::vector<std::int32_t>{}),
+                          adapter_of(body)};
+    if (!know_adapter(request.adapter, r)) return;
     json answer = {{"request_id", "generate-tokens-1"},
+                   {"model", request.adapter.empty() ? folder.string() : request.adapter},
                    {"prompt_token_ids", body.value("return_token_ids", false) ? json(request.prompt) : json()},
                    {"output_mode", "tokens"}};
     json choice = {{"index", 0}, {"finish_reason", "length"}, {"stop_reason", nullptr}, {"logprobs", nullptr}};
@@ -431,8 +561,14 @@ struct EngineServer::Impl {
   }
 
   void vllm(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
-    ServedRequest request{body.at("prompt"), body.at("max_tokens"), body.at("temperature"), body.value("seed", 0u),
-                          body.value("stop_token_ids", std::vector<std::int32_t>{})};
+    ServedRequest request{body.at("prompt"),
+                          body.at("max_tokens"),
+                          body.at("temperature"),
+                          body.value("seed", 0u),
+                          body.value("stop_token_ids", std::vector<std::int32_t>{}),
+                          adapter_of(body)};
+    if (!know_adapter(request.adapter, r)) return;
+    const std::string answering = request.adapter.empty() ? folder.string() : request.adapter;
     if (!body.at("return_token_ids").get<bool>()) throw std::runtime_error("no token ids were asked for");
     const auto prompt = request.prompt;
     json choice = {{"index", 0},
@@ -446,7 +582,7 @@ struct EngineServer::Impl {
     const auto answer = [&](const json& choices) {
       put(r, {{"id", "cmpl-1"},
               {"object", "text_completion"},
-              {"model", "m"},
+              {"model", answering},
               {"choices", choices},
               {"usage", json::object()}});
     };
@@ -454,7 +590,8 @@ struct EngineServer::Impl {
       if (apply_fault(take_fault("probe"), r, lock)) return;
       changed.wait(lock, [&] { return !paused || stopping; });
       json list = json::array({nullptr});
-      const std::vector<double> logprobs = model->score(prompt);
+      await_adapter(request.adapter, lock);
+      const std::vector<double> logprobs = model->score(prompt, request.adapter);
       for (std::size_t i = 1; i < prompt.size(); ++i)
         list.push_back(
             {{std::to_string(prompt[i]), {{"logprob", logprobs[i - 1]}, {"rank", 1}, {"decoded_token", ""}}}});
@@ -529,37 +666,58 @@ EngineServer::~EngineServer() {
 std::string EngineServer::url() const { return fmt::format("http://127.0.0.1:{}", impl_->port); }
 
 void EngineServer::fault(Fault fault) {
-  const std::lock_guard lock(impl_->mutex);
+  const auto lock = impl_->enter();
   if (fault.what == "raw")
     impl_->raw = true;
   else
     impl_->faults.push_back(std::move(fault));
 }
 
+void EngineServer::enable_adapters(std::size_t at_once, int rank_max, std::optional<std::vector<std::string>> modules) {
+  const auto lock = impl_->enter();
+  impl_->adapters = {at_once, rank_max, std::move(modules)};
+}
+
+std::vector<std::string> EngineServer::adapters() const {
+  const auto lock = impl_->enter();
+  std::vector<std::string> names;
+  for (const auto& [name, folder] : impl_->adapter_folders) names.push_back(name);
+  return names;
+}
+
+void EngineServer::forget_adapters() {
+  const auto lock = impl_->enter();
+  impl_->adapter_folders.clear();
+}
+
 int EngineServer::count(const std::string& path) const {
-  const std::lock_guard lock(impl_->mutex);
+  const auto lock = impl_->enter();
   const auto it = impl_->counts.find(path);
   return it == impl_->counts.end() ? 0 : it->second;
 }
 
 std::string EngineServer::last(const std::string& path) const {
-  const std::lock_guard lock(impl_->mutex);
+  const auto lock = impl_->enter();
   const auto it = impl_->bodies.find(path);
   return it == impl_->bodies.end() ? "" : it->second;
 }
 
 void EngineServer::leave_update_open() {
-  const std::lock_guard lock(impl_->mutex);
+  const auto lock = impl_->enter();
   impl_->updating = true;
 }
 
 void EngineServer::replace(const std::filesystem::path& folder) {
-  const std::lock_guard lock(impl_->mutex);
+  const auto lock = impl_->enter();
   impl_->abort_all();
   impl_->load(folder);
   impl_->name_version("default");
   impl_->receiver_ready = impl_->updating = false;
   impl_->received.reset();
+}
+
+void ServedModel::load_adapter(const std::string&, const std::filesystem::path&) {
+  throw std::runtime_error("this model has no adapters");
 }
 
 // ---- without a model ----
@@ -578,6 +736,20 @@ class Hashing final : public ServedModel {
     if (!digest) throw std::runtime_error(digest.error().message());
     weights_ = mix64(std::hash<std::string>{}(digest->hex()));
   }
+  void damage() override { weights_ = mix64(weights_); }
+  // Without a folder, the adapter has no effect, as one whose lora_B are 0.
+  void load_adapter(const std::string& name, const std::filesystem::path& folder) override {
+    adapters_[name] = 0;
+    if (folder.empty()) return;
+    const auto file = delta::SafetensorsFile::open(folder / "adapter_model.safetensors");
+    if (!file) throw std::runtime_error(file.error().message());
+    delta::StateView outputs;
+    for (const delta::TensorView& tensor : file->view())
+      if (tensor.name.ends_with(".lora_B.weight") &&
+          std::ranges::any_of(tensor.bytes, [](std::byte byte) { return byte != std::byte{0}; }))
+        outputs.push_back(tensor);
+    if (!outputs.empty()) adapters_[name] = mix64(std::hash<std::string>{}(delta::digest_state(file->view())->hex()));
+  }
   void add(std::uint64_t id, ServedRequest request) override { running_[id] = {std::move(request), {}}; }
   std::map<std::uint64_t, ServedResponse> step() override {
     std::map<std::uint64_t, ServedResponse> ended;
@@ -593,7 +765,7 @@ class Hashing final : public ServedModel {
       const std::uint64_t bits = mix64(request.seed ^ mix64(position));
       const auto token = static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(vocabulary_));
       response.tokens.push_back(token);
-      response.logprobs.push_back(logprob_of(token, position) / request.temperature);
+      response.logprobs.push_back(logprob_of(token, position, request.adapter) / request.temperature);
       if (response.spans.empty() || response.spans.back().first != span_) response.spans.push_back({span_, 0});
       response.spans.back().second = response.tokens.size();
       response.ended = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
@@ -611,9 +783,9 @@ class Hashing final : public ServedModel {
     return ended;
   }
   void begin_span(std::uint64_t number) override { span_ = number; }
-  std::vector<double> score(const std::vector<std::int32_t>& text) override {
+  std::vector<double> score(const std::vector<std::int32_t>& text, const std::string& adapter) override {
     std::vector<double> logprobs;
-    for (std::size_t i = 1; i < text.size(); ++i) logprobs.push_back(logprob_of(text[i], i));
+    for (std::size_t i = 1; i < text.size(); ++i) logprobs.push_back(logprob_of(text[i], i, adapter));
     return logprobs;
   }
   std::vector<double> top5(const std::vector<std::int32_t>&, double temperature) override {
@@ -623,14 +795,16 @@ class Hashing final : public ServedModel {
   }
 
  private:
-  double logprob_of(std::int32_t token, std::uint64_t position) const {
+  double logprob_of(std::int32_t token, std::uint64_t position, const std::string& adapter) const {
+    const std::uint64_t weights = adapter.empty() ? weights_ : weights_ ^ adapters_.at(adapter);
     return -0.1 -
-           static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) *
+           static_cast<double>(mix64(weights ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) *
                1e-5;
   }
   std::int32_t vocabulary_;
   std::shared_ptr<Hold> hold_;
   std::uint64_t weights_ = 0, span_ = 0;
+  std::map<std::string, std::uint64_t> adapters_;  // 0: no effect
   std::map<std::uint64_t, std::pair<ServedRequest, ServedResponse>> running_;
 };
 

@@ -21,6 +21,7 @@ struct ServedRequest {
   double temperature = 1;
   std::uint64_t seed = 0;
   std::vector<std::int32_t> ends;
+  std::string adapter;  // empty: the base
 };
 struct ServedResponse {
   std::vector<std::int32_t> tokens;
@@ -34,6 +35,9 @@ class ServedModel {
  public:
   virtual ~ServedModel() = default;
   virtual void load(const std::filesystem::path& folder) = 0;  // throws
+  virtual void damage() {}                                     // the loaded weights
+  // Adds an adapter in PEFT's format beside the others; throws.
+  virtual void load_adapter(const std::string& name, const std::filesystem::path& folder);
   virtual void add(std::uint64_t id, ServedRequest request) = 0;
   // Does some work, and returns the ended responses.
   virtual std::map<std::uint64_t, ServedResponse> step() = 0;
@@ -41,7 +45,8 @@ class ServedModel {
   virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
   // Tokens sampled from now on belong to this span; before the first call, to span 0.
   virtual void begin_span(std::uint64_t number) = 0;
-  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all tokens but the first
+  // The log-probabilities of all tokens but the first. `adapter`: empty: the base.
+  virtual std::vector<double> score(const std::vector<std::int32_t>& text, const std::string& adapter) = 0;
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
@@ -56,7 +61,9 @@ struct Fault {
   // in the middle of the body. "html" answers a proxy's page.
   //
   // Faults of loading: "stale" reports a load that did not happen. "fails" reports a failed load. "unnamed" loads, but
-  // keeps its version. "renamed" names another version than the given one.
+  // keeps its version. "renamed" names another version than the given one. "damaged" loads other values than those of
+  // the folder. "ignored" reports the load of an adapter, and requests that name it get the base's answers. With
+  // "stale" they get the answers of the adapter that was loaded before.
   //
   // Faults of responses: "no_logprobs", "few_logprobs", "nan" and "positive". "reordered" has two choices in the wrong
   // order. "foreign" is for another prompt. "token" is beyond the vocabulary. "long" has too many tokens. "short" has
@@ -77,6 +84,12 @@ class EngineServer {
   ~EngineServer();
   std::string url() const;
   void fault(Fault fault);
+  // The server takes adapters, this many in one batch. `modules`: --lora-target-modules, on a CPU. Without this call it
+  // was started without --enable-lora.
+  void enable_adapters(std::size_t at_once, int rank_max,
+                       std::optional<std::vector<std::string>> modules = std::vector<std::string>{"q_proj"});
+  std::vector<std::string> adapters() const;        // that requests may name
+  void forget_adapters();                           // imitates another process at this address
   int count(const std::string& path) const;         // requests so far
   std::string last(const std::string& path) const;  // body of the last
   // Imitates a worker that ended within an update.

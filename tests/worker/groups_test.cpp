@@ -41,13 +41,13 @@ class FaultyAdapter final : public data_plane::Adapter {
 class TwoQuestions final : public data_plane::Adapter {
  public:
   struct Thought {
-    data_plane::Episode::Done done;
+    data_plane::Episode::StepHandler done;
     data_plane::Step step;
   };
   class Conversation final : public data_plane::Episode {
    public:
     Conversation(std::vector<Thought>& thoughts, std::uint64_t seed) : thoughts_(thoughts), seed_(seed) {}
-    void step(std::string response, Done done) override {
+    void step(std::string response, StepHandler done) override {
       data_plane::Step step;
       step.done = ++turns_ == 2;
       step.score = {response == "7" ? 1.0 : 0.0, {{"right", 1.0}}, response == "7"};
@@ -108,7 +108,7 @@ class GroupsTest : public ::testing::Test {
     return std::get<std::vector<Sequence>>(std::move(begun));
   }
   std::optional<Groups::Ended> take(Outcome outcome) {
-    groups_->take(std::move(outcome));
+    groups_->on_outcome(std::move(outcome));
     Groups::Advance advance = groups_->advance();
     EXPECT_THAT(advance.next, IsEmpty());
     EXPECT_LE(advance.ended.size(), 1u);
@@ -145,7 +145,7 @@ TEST_F(GroupsTest, AGroupIsHandedInWhenItsLastResponseIsThere) {
   ASSERT_TRUE(ended);
   EXPECT_EQ(ended->begun, kNow);
   EXPECT_THAT(ended->abandoned, IsEmpty());
-  const auto& submission = std::get<schema::Submission>(ended->what);
+  const auto& submission = std::get<schema::Submission>(ended->result);
   ASSERT_EQ(submission.trajectories_size(), static_cast<int>(kGroup));
   for (std::uint32_t member = 0; member < kGroup; ++member) {
     const schema::Trajectory& t = submission.trajectories(static_cast<int>(member));
@@ -172,14 +172,14 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   const auto failure = [&](std::uint64_t id, Code code) {
     auto ended = take({id, fail(code, "generate", "why")});
     EXPECT_THAT(ended->abandoned.size(), kGroup - (id == memory[0].id ? 2 : 1));
-    EXPECT_THAT(std::get<schema::WorkFailed>(ended->what).detail(), HasSubstr("why"));
-    return std::get<schema::WorkFailed>(ended->what).failure();
+    EXPECT_THAT(std::get<schema::WorkFailed>(ended->result).detail(), HasSubstr("why"));
+    return std::get<schema::WorkFailed>(ended->result).failure();
   };
   EXPECT_EQ(failure(memory[0].id, Code::kExhausted), schema::WORK_FAILURE_MEMORY);
   EXPECT_EQ(failure(broken[3].id, Code::kCorrupt), schema::WORK_FAILURE_UNKNOWN);
   EXPECT_EQ(failure(too_long[0].id, Code::kInvalid), schema::WORK_FAILURE_PROMPT);
   const auto diverged = begin(lease(8, "6"));
-  EXPECT_EQ(std::get<schema::WorkFailed>(take({diverged[0].id, fail(Code::kCorrupt, "generate", "why"), true})->what)
+  EXPECT_EQ(std::get<schema::WorkFailed>(take({diverged[0].id, fail(Code::kCorrupt, "generate", "why"), true})->result)
                 .failure(),
             schema::WORK_FAILURE_GENERATION);
   EXPECT_FALSE(take(answered(memory[2].id))) << "an abandoned sequence may still end";
@@ -187,11 +187,11 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   for (const auto& sequences : {unscorable, begin(lease(7, "4", "ungradable"))}) {
     ended = take(answered(sequences[0].id));
     ASSERT_TRUE(ended);
-    EXPECT_EQ(std::get<schema::WorkFailed>(ended->what).failure(), schema::WORK_FAILURE_SCORING);
+    EXPECT_EQ(std::get<schema::WorkFailed>(ended->result).failure(), schema::WORK_FAILURE_SCORING);
     EXPECT_EQ(ended->abandoned.size(), kGroup - 1);
   }
   for (const Sequence& s : good) ended = take(answered(s.id));
-  EXPECT_EQ(std::get<schema::Submission>(ended->what).lease(), 2u);
+  EXPECT_EQ(std::get<schema::Submission>(ended->result).lease(), 2u);
   EXPECT_TRUE(groups_->empty());
 }
 
@@ -202,7 +202,7 @@ TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
   task_.spec.set_turn_tokens_max(4);
   const auto sequences = begin(lease(1, "3+4="));
   EXPECT_EQ(sequences[0].tokens_max, 4);
-  for (const Sequence& s : sequences) groups_->take(answered(s.id));
+  for (const Sequence& s : sequences) groups_->on_outcome(answered(s.id));
   EXPECT_EQ(groups_->rollouts_in_environment(), kGroup);
   EXPECT_THAT(groups_->advance().next, IsEmpty()) << "the tasks have not answered yet";
   ASSERT_EQ(thoughts.size(), kGroup);
@@ -218,12 +218,12 @@ TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
     EXPECT_NE(s.seed, sequences[member].seed);
     Outcome outcome = answered(s.id, member == 0 ? "8" : "7");
     outcome.response->spans = {{Version{5}, 2}};
-    groups_->take(std::move(outcome));
+    groups_->on_outcome(std::move(outcome));
   }
   for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
   Groups::Advance last = groups_->advance();
   ASSERT_EQ(last.ended.size(), 1u);
-  const auto& submission = std::get<schema::Submission>(last.ended[0].what);
+  const auto& submission = std::get<schema::Submission>(last.ended[0].result);
   for (const schema::Trajectory& t : submission.trajectories()) {
     EXPECT_TRUE(data_plane::check(t)) << data_plane::check(t).error().message();
     EXPECT_THAT(t.loss_mask(), ElementsAre(1, 1, 0, 0, 0, 1, 1));
@@ -242,12 +242,12 @@ TEST_F(GroupsTest, AnEpisodeWithoutRoomIsCut) {
   std::vector<TwoQuestions::Thought> thoughts;
   task_.adapter = std::make_unique<TwoQuestions>(thoughts);
   task_.spec.set_response_tokens_max(5);
-  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->take(answered(s.id));
+  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->on_outcome(answered(s.id));
   for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
   Groups::Advance advance = groups_->advance();
   EXPECT_THAT(advance.next, IsEmpty());
   ASSERT_EQ(advance.ended.size(), 1u);
-  const schema::Trajectory& t = std::get<schema::Submission>(advance.ended[0].what).trajectories(0);
+  const schema::Trajectory& t = std::get<schema::Submission>(advance.ended[0].result).trajectories(0);
   EXPECT_EQ(t.reward(), -1.0);
   EXPECT_EQ(t.response_tokens_size(), 2);
   EXPECT_EQ(t.loss_mask_size(), 0);
@@ -283,13 +283,13 @@ TEST_F(GroupsTest, SidePromptsAreNotTrainedOn) {
   task_.spec.set_response_tokens_max(10);
   task_.spec.set_turn_tokens_max(4);
   const auto text = [&](const Sequence& s) { return task_.phrasing->tokenizer().decode(s.prompt); };
-  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->take(answered(s.id, "7"));
+  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->on_outcome(answered(s.id, "7"));
   const auto side_prompt = groups_->advance().next;
   ASSERT_EQ(side_prompt.size(), kGroup);
   for (const Sequence& s : side_prompt) {
     EXPECT_EQ(text(s), "9?") << "a prompt of its own";
     EXPECT_EQ(s.tokens_max, 4);
-    groups_->take(answered(s.id, "5"));
+    groups_->on_outcome(answered(s.id, "5"));
   }
   const auto own = groups_->advance().next;
   ASSERT_EQ(own.size(), kGroup);
@@ -297,11 +297,11 @@ TEST_F(GroupsTest, SidePromptsAreNotTrainedOn) {
     EXPECT_EQ(text(s), "3+4=7<|endoftext|>\n5\n");
     Outcome outcome = answered(s.id, "6");
     outcome.response->spans = {{Version{5}, 2}};
-    groups_->take(std::move(outcome));
+    groups_->on_outcome(std::move(outcome));
   }
   const auto last = groups_->advance();
   ASSERT_EQ(last.ended.size(), 1u);
-  for (const schema::Trajectory& t : std::get<schema::Submission>(last.ended[0].what).trajectories()) {
+  for (const schema::Trajectory& t : std::get<schema::Submission>(last.ended[0].result).trajectories()) {
     EXPECT_TRUE(data_plane::check(t)) << data_plane::check(t).error().message();
     EXPECT_EQ(t.text(), "7<|endoftext|>\n5\n6<|endoftext|>");
     EXPECT_THAT(t.loss_mask(), ElementsAre(1, 1, 0, 0, 0, 1, 1));
@@ -313,7 +313,7 @@ TEST_F(GroupsTest, AnAnswerForAForgottenGroupDoesNoHarm) {
   std::vector<TwoQuestions::Thought> thoughts;
   task_.adapter = std::make_unique<TwoQuestions>(thoughts);
   const auto sequences = begin(lease(1, "3+4="));
-  for (const Sequence& s : sequences) groups_->take(answered(s.id));
+  for (const Sequence& s : sequences) groups_->on_outcome(answered(s.id));
   EXPECT_THAT(groups_->drop_all(), IsEmpty()) << "none is inside the engine";
   groups_.emplace(task_, WorkerId{9});
   for (auto& thought : thoughts) thought.done(std::move(thought.step));
@@ -340,9 +340,9 @@ TEST(Submissions, WithMoreMetadataThanTheRunAllowsAreNotSent) {
   schema::Trajectory& t = *submission.add_trajectories();
   t.set_id("5/1");
   t.set_metadata_json('"' + std::string(98, 'x') + '"');
-  EXPECT_TRUE(std::holds_alternative<schema::Submission>(within_limits(lease, submission, Bytes{100})));
+  EXPECT_TRUE(std::holds_alternative<schema::Submission>(submission_or_failure(lease, submission, Bytes{100})));
   t.set_metadata_json('"' + std::string(99, 'x') + '"');
-  const LeaseResult settled = within_limits(lease, submission, Bytes{100});
+  const LeaseResult settled = submission_or_failure(lease, submission, Bytes{100});
   const auto& failed = std::get<schema::WorkFailed>(settled);
   EXPECT_EQ(failed.lease(), 5u);
   EXPECT_EQ(failed.failure(), schema::WORK_FAILURE_SIZE);

@@ -18,8 +18,9 @@ Error unexpected_answer(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "answer of the engine", format, std::forward<Args>(args)...);
 }
 
-constexpr std::size_t kExcerptBytesMax = 200;  // of an answer, in an error
+constexpr std::size_t kExcerptBytesMax = 200;  // the part of an answer that an error quotes
 
+// The value as text for an error, shortened.
 inline std::string excerpt(const json& value) {
   return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), kExcerptBytesMax);
 }
@@ -31,15 +32,15 @@ inline Result<json> parse_answer(std::string_view body) {
   return parsed;
 }
 
-// The value at a path of keys; null if there is none.
+// Returns the value at a path of keys, or null if there is none.
 template <class... Keys>
 const json& at(const json& value, const Keys&... keys) {
-  static const json kNone;
+  static const json kNull;
   const json* current = &value;
   for (const char* key : {static_cast<const char*>(keys)...}) {
-    if (!current->is_object()) return kNone;
+    if (!current->is_object()) return kNull;
     const auto member = current->find(key);
-    if (member == current->end()) return kNone;
+    if (member == current->end()) return kNull;
     current = &*member;
   }
   return *current;
@@ -51,8 +52,10 @@ inline Result<model::Token> token_of(const json& value) {
   return value.get<model::Token>();
 }
 
-inline Result<std::vector<model::Token>> tokens_of(const json& value, std::string_view what) {
-  if (!value.is_array()) return unexpected_answer("expected a list of tokens in {}, found {}", what, excerpt(value));
+// `list_name` names the list in errors.
+inline Result<std::vector<model::Token>> tokens_of(const json& value, std::string_view list_name) {
+  if (!value.is_array())
+    return unexpected_answer("expected a list of tokens in {}, found {}", list_name, excerpt(value));
   std::vector<model::Token> tokens;
   tokens.reserve(value.size());
   for (const json& element : value) {

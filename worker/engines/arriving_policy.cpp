@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::string_view kOperation = "install policy";
 
-// Returns a function that makes a snapshot decoder, for the parameter `begin` of the functions below.
+// Returns a function that makes a decoder of a snapshot (a whole policy), for the parameter `begin` of the functions
+// below.
 auto begin_snapshot(const delta::DecodeOptions& options) {
   return [&options] { return delta::IncomingSnapshot(options); };
 }
@@ -26,7 +27,7 @@ void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart&
 template <class Patch>
 Result<Patch> decode_all(auto incoming, const overlay::Publication& publication, const auto& begin) {
   Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : begin();
-  std::uint64_t bytes_to_skip = patch.bytes();  // decoded when they arrived
+  std::uint64_t bytes_to_skip = patch.bytes();  // these were decoded when they arrived
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
     const std::size_t skipped_bytes = std::min<std::uint64_t>(bytes_to_skip, piece.size());
     bytes_to_skip -= skipped_bytes;
@@ -41,6 +42,7 @@ Result<Patch> decode_all(auto incoming, const overlay::Publication& publication,
 }  // namespace
 
 void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Version> installed) {
+  // A part without a base version belongs to a snapshot, every other one to a delta.
   if (!part.base && (!installed || part.version > *installed))
     add_part(snapshot_, part, begin_snapshot(options_));
   else if (part.base && installed == part.base)

@@ -11,11 +11,11 @@
 
 namespace echoline::worker {
 
-// A publication is a snapshot (a whole policy) or a delta on the version before. A snapshot may arrive while deltas are
-// decoded. Use from one thread.
+// A publication is a snapshot (a whole policy) or a delta (the changes since its base version). It arrives in parts. A
+// snapshot may arrive while deltas are decoded. Use from one thread.
 class ArrivingPolicy {
  public:
-  using BeginDelta = std::function<delta::IncomingDelta()>;  // on the installed policy
+  using BeginDelta = std::function<delta::IncomingDelta()>;  // makes a decoder of a delta on the installed policy
   explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
       : begin_delta_(std::move(begin_delta)), options_(options) {}
 

@@ -20,7 +20,7 @@ class Builtin final : public Engine {
         policy_waits_(options.policy_waits) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }
-  std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
+  std::size_t sequences_in_progress() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
 
   void submit(Sequence sequence) override {
     model::Sequence in_batch{
@@ -34,8 +34,8 @@ class Builtin final : public Engine {
   std::vector<Outcome> poll(Duration time) override {
     std::vector<Outcome> outcomes = std::exchange(refused_, {});
     const TimePoint deadline = clock_.now() + time;
-    while (outcomes.empty() && inside() > 0) {
-      for (model::Ended& ended : batch_.step()) outcomes.push_back(outcome(std::move(ended)));
+    while (outcomes.empty() && sequences_in_progress() > 0) {
+      for (model::Ended& ended : batch_.step()) outcomes.push_back(to_outcome(std::move(ended)));
       ++progress_;
       if (clock_.now() >= deadline || (policy_waits_ && policy_waits_->load(std::memory_order_relaxed))) break;
     }
@@ -49,7 +49,7 @@ class Builtin final : public Engine {
 
   std::uint64_t progress() const override { return progress_; }
 
-  void decode_part(const overlay::PublicationPart& part) override { installer_.arriving(part); }
+  void decode_part(const overlay::PublicationPart& part) override { installer_.decode_part(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(installer_.install(publication));
     batch_.set_weights_version(publication.version.value);
@@ -59,9 +59,9 @@ class Builtin final : public Engine {
   const overlay::Digest& digest() const override { return installer_.digest(); }
 
  private:
-  static Outcome outcome(model::Ended&& ended) {
+  static Outcome to_outcome(model::Ended&& ended) {
     if (!ended.generation) {
-      const bool caused_by_policy = ended.generation.error().code == Code::kCorrupt;
+      const bool caused_by_policy = ended.generation.error().code == Code::kCorrupt;  // values that are not finite
       return {.id = ended.id, .response = std::move(ended.generation).error(), .caused_by_policy = caused_by_policy};
     }
     const model::Finish finish = ended.generation->finish;
@@ -89,7 +89,7 @@ Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& option
   model::use_threads(options.threads);
   model::keep_freed_memory();
   ECHO_ASSIGN(const torch::Device device, model::device_named(options.device));
-  // The policy comes from the learner, in bf16.
+  // Without weights: the policy comes from the learner, in bf16.
   ECHO_ASSIGN(std::shared_ptr<model::Transformer> model, model::create(options.model, device, torch::kBFloat16));
   return std::unique_ptr<Engine>(std::make_unique<Builtin>(std::move(model), options));
 }

@@ -7,18 +7,18 @@
 
 namespace echoline::worker {
 
-void Installer::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
+void Installer::decode_part(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
 
 Status Installer::install(const overlay::Publication& publication) {
   if (!publication.base) {
-    ECHO_ASSIGN(delta::OwnedState fresh, arriving_.finish_snapshot(publication));
-    ECHO_TRY(model::load_policy(*model_, fresh.view()));
+    ECHO_ASSIGN(delta::OwnedState snapshot, arriving_.finish_snapshot(publication));
+    ECHO_TRY(model::load_policy(*model_, snapshot.view()));
     version_.reset();  // absent until the GPU has the policy, too
     if (on_device_) ECHO_TRY(on_device_->on_weights_replaced());
-    state_ = std::move(fresh);
+    state_ = std::move(snapshot);
   } else {
-    ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
-    if (const Status loaded = load_changes(written); !loaded) {
+    ECHO_ASSIGN(const auto writes, arriving_.apply_delta(publication, version_));
+    if (const Status loaded = load_changes(writes); !loaded) {
       version_.reset();  // the model may hold some of the changes: only a snapshot helps now
       return loaded;
     }
@@ -29,9 +29,9 @@ Status Installer::install(const overlay::Publication& publication) {
 }
 
 // Loads the written parts of state_ into the model. On a GPU, verifies that its memory holds the same values.
-Status Installer::load_changes(std::span<const delta::TensorWrite> written) {
-  if (on_device_) return on_device_->apply(written, state_.digest());
-  return model::load_changes(*model_, state_.view(), written);
+Status Installer::load_changes(std::span<const delta::TensorWrite> writes) {
+  if (on_device_) return on_device_->apply(writes, state_.digest());
+  return model::load_changes(*model_, state_.view(), writes);
 }
 
 }  // namespace echoline::worker

@@ -13,7 +13,7 @@
 
 namespace echoline::worker {
 
-// Used by the generating thread: install() runs between two tokens.
+// Use from the thread that generates: install() runs between two tokens.
 class Installer {
  public:
   // `on_device`: the model's weights on a GPU, if it has one.
@@ -24,7 +24,7 @@ class Installer {
   Installer& operator=(const Installer&) = delete;
 
   // Decodes bytes of a snapshot, or of a delta on the installed version; ignores other parts.
-  void arriving(const overlay::PublicationPart& part);
+  void decode_part(const overlay::PublicationPart& part);
 
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // kStale: the delta needs another base. kCorrupt: bytes or digest are wrong. kInvalid: the policy does not fit the
@@ -35,7 +35,7 @@ class Installer {
   const overlay::Digest& digest() const { return digest_; }
 
  private:
-  Status load_changes(std::span<const delta::TensorWrite> written);
+  Status load_changes(std::span<const delta::TensorWrite> writes);
 
   std::shared_ptr<model::Transformer> model_;
   std::optional<model::DeviceWeights> on_device_;

@@ -1,8 +1,10 @@
 // Starts an inference server behind a guard process; the remote engine calls it.
 #include "worker/engines/child.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,19 +12,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <map>
+
+#include "base/files.hpp"
 
 extern char** environ;
 
 namespace echoline::worker {
 namespace {
 
-constexpr int kParentFd = 3;                  // the guard's end of the socket to this program
-constexpr int kPollMs = 50, kGraceMs = 5000;  // between two checks of the engine; from SIGTERM until SIGKILL
-constexpr int kCannotStart = 127;             // exit status, as in shells
-constexpr int kSignalled = 128;               // plus the signal: exit status of the guard if a signal ended the engine
+constexpr int kParentFd = 3;       // the guard's end of the socket to this program
+constexpr int kPollMs = 50;        // between two checks of the engine
+constexpr int kGraceMs = 5000;     // from SIGTERM until SIGKILL
+constexpr int kCannotStart = 127;  // exit status, as in shells
+constexpr int kSignalled = 128;    // plus the signal: exit status of the guard if a signal ended the engine
 
 // Prepared before the fork, because only async-signal-safe calls are allowed after it.
 struct Launch {
@@ -42,8 +48,8 @@ struct Launch {
   ::_exit(kCannotStart);
 }
 
-// Runs in the guard process. Waits until the engine ends or the socket's other end closes. The kernel closes it even if
-// this program is killed. A byte before the close means that this program ended in order.
+// Runs in the guard process. Waits until the engine ends or this program closes the socket's other end. The kernel
+// closes it even if this program is killed. A byte before the close means that this program ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
@@ -62,16 +68,16 @@ struct Launch {
   // The engine is started by a shell: after the shell has ended, its remaining processes must end, too.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   for (int grace_ms_left = -1;;) {  // negative: the engine was not asked to end
-    for (int ended_status = 0; const pid_t ended = ::waitpid(-1, &ended_status, WNOHANG);) {
-      if (ended < 0) break;
-      if (ended == engine) engine_runs = false, status = ended_status;
+    for (int ended_status = 0; const pid_t ended_pid = ::waitpid(-1, &ended_status, WNOHANG);) {
+      if (ended_pid < 0) break;
+      if (ended_pid == engine) engine_runs = false, status = ended_status;
     }
     if (!engine_runs && ::kill(-engine, 0) != 0) break;
     if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
     if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
     pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};
     const int ready = ::poll(&parent, 1, kPollMs);
-    if (grace_ms_left > 0) grace_ms_left = grace_ms_left > kPollMs ? grace_ms_left - kPollMs : 0;
+    if (grace_ms_left > 0) grace_ms_left = std::max(0, grace_ms_left - kPollMs);
     if (ready <= 0) continue;
     char byte = 0;
     if (::read(kParentFd, &byte, 1) > 0) {
@@ -100,7 +106,37 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
+// Quotes one shell word.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::string replace_all(std::string text, std::string_view placeholder, const std::string& value) {
+  for (std::size_t at = 0; (at = text.find(placeholder, at)) != std::string::npos; at += value.size())
+    text.replace(at, placeholder.size(), value);
+  return text;
+}
+
 }  // namespace
+
+int free_port() {
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* any_address = reinterpret_cast<sockaddr*>(&address);
+  if (::bind(listener.get(), any_address, size) != 0 || ::getsockname(listener.get(), any_address, &size) != 0)
+    return 0;
+  return ntohs(address.sin_port);
+}
+
+std::string server_command(std::string command, const std::filesystem::path& model_folder, int port) {
+  command = replace_all(std::move(command), "{model}", quoted(model_folder.string()));
+  return replace_all(std::move(command), "{port}", std::to_string(port));
+}
 
 Result<std::unique_ptr<Child>> Child::start(const std::string& command,
                                             const std::vector<std::pair<std::string, std::string>>& environment,
@@ -134,19 +170,19 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
 }
 
 Child::~Child() {
-  const char in_order = 'e';  // any byte: this program ended in order
-  [[maybe_unused]] const auto sent = ::send(socket_, &in_order, 1, MSG_NOSIGNAL);
+  const char ended_in_order = 'e';  // any byte
+  [[maybe_unused]] const auto sent = ::send(socket_, &ended_in_order, 1, MSG_NOSIGNAL);
   ::close(socket_);
-  if (!ended_) ::waitpid(guard_, nullptr, 0);  // the guard kills the engine soon
+  if (!how_ended_) ::waitpid(guard_, nullptr, 0);  // the guard kills the engine soon
 }
 
-std::optional<std::string> Child::ended() {
+std::optional<std::string> Child::how_ended() {
   int status = 0;
-  if (ended_ || ::waitpid(guard_, &status, WNOHANG) != guard_) return ended_;
+  if (how_ended_ || ::waitpid(guard_, &status, WNOHANG) != guard_) return how_ended_;
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalled + WTERMSIG(status);
-  ended_ = code > kSignalled ? fmt::format("killed by signal {}", code - kSignalled)
-                             : fmt::format("exited with status {}", code);
-  return ended_;
+  how_ended_ = code > kSignalled ? fmt::format("killed by signal {}", code - kSignalled)
+                                 : fmt::format("exited with status {}", code);
+  return how_ended_;
 }
 
 }  // namespace echoline::worker

@@ -11,13 +11,18 @@
 
 namespace echoline::worker {
 
-// A small guard process stands between this process and the child. It waits until one of them ends, then ends the other
-// with its process group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes
+// Returns a port of this machine without a listener; 0 if there is none.
+int free_port();
+// Replaces {model} by the quoted path of the folder, and {port}.
+std::string server_command(std::string command, const std::filesystem::path& model_folder, int port);
+
+// A small guard process stands between this process and the child. It waits until one of the two ends. Then it ends the
+// child's process group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes
 // the folder `remove_after`.
 class Child {
  public:
-  // Runs `command` in the shell, with its output on this process's standard error. `environment` is added to this
-  // process's.
+  // Runs `command` in the shell, with its output on this process's standard error. `environment`: variables, in
+  // addition to those of this process. `remove_after`: may be empty.
   static Result<std::unique_ptr<Child>> start(const std::string& command,
                                               const std::vector<std::pair<std::string, std::string>>& environment,
                                               const std::filesystem::path& remove_after);
@@ -26,12 +31,12 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   // How the child ended, such as "exited with status 1"; absent while it runs.
-  std::optional<std::string> ended();
+  std::optional<std::string> how_ended();
 
  private:
   Child(int guard, int socket) : guard_(guard), socket_(socket) {}
   int guard_, socket_;  // process id; file descriptor whose closing makes the guard end the child
-  std::optional<std::string> ended_;
+  std::optional<std::string> how_ended_;
 };
 
 }  // namespace echoline::worker

@@ -1,4 +1,4 @@
-// Checks an engine's weights by the log-probabilities of one fixed text. Pure. Private to worker/.
+// Checks an engine's weights by the log-probabilities of one fixed text. No I/O, no clock. Private to worker/.
 #pragma once
 #include <algorithm>
 #include <cmath>

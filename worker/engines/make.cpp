@@ -8,7 +8,7 @@
 namespace echoline::worker {
 namespace {
 
-Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task& task, const EngineHost& host) {
+Result<std::unique_ptr<Engine>> make_builtin(const EngineOptions& options, const Task& task, const EngineHost& host) {
   if (const Status computable = task.model.check_computable(); !computable)
     return fail(Code::kInvalid, "engine", "the built-in engine cannot generate with this model: {}",
                 computable.error().detail);
@@ -66,7 +66,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
   options.threads = threads_of(options);
   return EngineMaker([options = std::move(options)](const Task& task, const EngineHost& host) {
-    return options.kind == EngineKind::kBuiltin ? builtin(options, task, host)
+    return options.kind == EngineKind::kBuiltin ? make_builtin(options, task, host)
                                                 : make_remote_engine(options, task, host);
   });
 }

@@ -30,7 +30,7 @@ struct EngineOptions {
   // and {port} stand for the policy's folder and the port to listen on. `url`: the address of a running server that
   // reads the folder.
   std::string command, url;
-  std::filesystem::path folder;                  // of the policy; empty: a new folder in memory
+  std::filesystem::path folder;                  // for the policy's files; empty: a new folder in memory
   Duration patience = std::chrono::minutes(10);  // timeout of the server's start, of loading a policy, and of an answer
   // Timeout of a call that only pauses or resumes. If the engine behind a live server is dead, such a call may never
   // return.
@@ -38,10 +38,10 @@ struct EngineOptions {
   Duration first_retry_delay = std::chrono::milliseconds(250);  // doubles with every attempt
 };
 
-// The number of threads that the options mean, at least 1.
+// The number of threads that the options ask for, at least 1.
 unsigned threads_of(const EngineOptions& options);
 
-// kInvalid: contradictory options.
+// Returns a function that makes the chosen engine. kInvalid: contradictory options.
 Result<EngineMaker> engine_maker(EngineOptions options);
 
 }  // namespace echoline::worker

@@ -23,15 +23,20 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "policy folder";
 constexpr const char* kLock = ".echoline-worker";  // file in the folder, locked while a worker uses it
-constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-",
-                     *kArriving = ".arriving";  // of folder names
+// Names of folders: prefixes of a folder before it is locked and after that, and the subfolders of an arriving snapshot
+// and adapter.
+constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-", *kArriving = ".arriving",
+                     *kArrivingAdapter = ".arriving-adapter";
+// Names of PEFT: its files, the beginning of all tensors of an adapter, and the end of those of the second matrix.
+constexpr const char *kAdapterFile = "adapter_model.safetensors", *kAdapterConfigFile = "adapter_config.json";
+constexpr std::string_view kAdapterPrefix = "base_model.model.", kAdapterOutput = ".lora_B.weight";
 constexpr int kFoldersMax = 1000;
-constexpr std::uint64_t kOtherBytes = 16 << 20;  // for headers and other files
+constexpr std::uint64_t kOtherBytes = 16 << 20;  // space for headers and other files
 
 // Takes an exclusive lock on the folder, held while the descriptor is open. Null if another process has it.
-std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
-  auto lock =
-      std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
+std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create_file) {
+  auto lock = std::make_unique<Descriptor>(
+      ::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create_file ? O_CREAT : 0), 0600));
   if (lock->get() < 0 || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return nullptr;
   return lock;
 }
@@ -49,7 +54,7 @@ void remove_unlocked_folders(const fs::path& memory_folder) {
   std::error_code ec;
   for (fs::directory_iterator it(memory_folder, ec), end; !ec && it != end; it.increment(ec)) {
     if (!it->path().filename().string().starts_with(kPrefix)) continue;
-    const auto lock = take_lock(it->path(), false);
+    const auto lock = take_lock(it->path(), /*create_file=*/false);
     if (!lock) continue;
     std::error_code ignored;
     fs::remove_all(it->path(), ignored);
@@ -61,14 +66,16 @@ void remove_unlocked_folders(const fs::path& memory_folder) {
 
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
                                                          const fs::path& chosen_path, const fs::path& memory_folder,
-                                                         unsigned threads, std::optional<RepeatedTensor> repeated) {
-  std::unique_ptr<PolicyFolder> policy_folder(new PolicyFolder(threads, std::move(repeated)));
+                                                         unsigned threads, std::optional<RepeatedTensor> repeated,
+                                                         std::string adapter_config) {
+  std::unique_ptr<PolicyFolder> policy_folder(
+      new PolicyFolder(threads, std::move(repeated), std::move(adapter_config)));
   std::error_code ec;
   if (chosen_path.empty()) {
     remove_unlocked_folders(memory_folder);
     std::string unfinished_path = fmt::format("{}/{}XXXXXX", memory_folder.string(), kUnfinishedPrefix);
     if (::mkdtemp(unfinished_path.data()) == nullptr) return os_error(kOperation, memory_folder);
-    policy_folder->lock_ = take_lock(unfinished_path, true);
+    policy_folder->lock_ = take_lock(unfinished_path, /*create_file=*/true);
     if (!policy_folder->lock_) {
       fs::remove_all(unfinished_path, ec);
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory_folder.string());
@@ -96,7 +103,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
                   "{}: expected an empty folder, found files that no worker has put there; choose another",
                   refused_path.string());
     }
-    policy_folder->lock_ = take_lock(policy_folder->path_, true);
+    policy_folder->lock_ = take_lock(policy_folder->path_, /*create_file=*/true);
     if (!policy_folder->lock_) {
       const fs::path refused_path = std::exchange(policy_folder->path_, {});
       return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own",
@@ -123,6 +130,7 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
     ECHO_TRY(install_snapshot(publication));
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
+    ECHO_TRY(check_base_unchanged(written));
     version_.reset();
     for (const delta::TensorWrite& tensor_write : written) apply_write(tensor_write);
   }
@@ -143,7 +151,9 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     return std::move(state).error();
   }
   const delta::StateView tensors = state->view();
-  if (arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data()) {
+  const bool is_in_new_files =
+      arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data();
+  if (is_in_new_files) {
     version_.reset();
     return publish_files();
   }
@@ -155,53 +165,64 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     version_.reset();
     return publish_files();
   }
-  version_.reset();
+  std::vector<delta::TensorWrite> writes;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    apply_write({.tensor = i,
-                 .first_byte = 0,
-                 .byte_count = tensors[i].bytes.size(),
-                 .element_bytes = 1,
-                 .whole = true,
-                 .positions = {},
-                 .values = tensors[i].bytes,
-                 .memory = {}});
+    if (!has_adapter() || !std::ranges::equal(tensors[i].bytes, weights_->memory[i]))
+      writes.push_back({.tensor = i,
+                        .first_byte = 0,
+                        .byte_count = tensors[i].bytes.size(),
+                        .element_bytes = 1,
+                        .whole = true,
+                        .positions = {},
+                        .values = tensors[i].bytes,
+                        .memory = {}});
+  ECHO_TRY(check_base_unchanged(writes));
+  version_.reset();
+  for (const delta::TensorWrite& write : writes) apply_write(write);
   return ok();
 }
 
 Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layout) {
   arriving_weights_.reset();
   if (layout.empty()) return fail(Code::kInvalid, "install policy", "expected tensors, found none");
-  if (delta::check_same_tensors(weights_->policy, layout)) return delta::OwnedState::empty_like(layout);
+  const Status same_tensors = delta::check_same_tensors(weights_->policy, layout);
+  if (same_tensors) return delta::OwnedState::empty_like(layout);
+  if (has_adapter() && !weights_->policy.empty()) return same_tensors.error();
   ECHO_ASSIGN(arriving_weights_, create_files(layout));
   return delta::OwnedState::over(layout, arriving_weights_->memory, arriving_weights_);
 }
 
 Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
-  // The files begin with tensors of zeros. One piece of untouched memory, which takes no space, is the content of all.
+  // The files begin with tensors of zeros. One range of untouched memory, which takes no space, is the content of all.
   std::uint64_t total_bytes = 0, largest_bytes = 1;
-  delta::StateView stored = layout;
+  delta::StateView with_repeated_tensor, adapter;
+  std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(with_repeated_tensor),
+                              [this](const delta::TensorView& tensor) { return is_of_adapter(tensor); });
+  if (has_adapter() == adapter.empty())
+    return fail(Code::kInvalid, "install policy", "{} tensors of an adapter, expected {}", adapter.size(),
+                has_adapter() ? "some" : "none");
   for (const delta::TensorView& tensor : layout)
-    if (repeated_ && tensor.name == repeated_->of) {
-      stored.push_back(tensor);
-      stored.back().name = repeated_->name;
+    if (repeated_ && tensor.name == repeated_->source_name) {
+      with_repeated_tensor.push_back(tensor);
+      with_repeated_tensor.back().name = repeated_->copy_name;
     }
   std::vector<std::uint64_t> sizes;
-  for (const delta::TensorView& tensor : stored) {
+  for (const delta::TensorView& tensor : with_repeated_tensor) {
     ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
     sizes.push_back(bytes);
     total_bytes += bytes;
     largest_bytes = std::max(largest_bytes, bytes);
   }
-  ECHO_TRY(check_room(total_bytes));
+  ECHO_TRY(check_free_space(total_bytes));
   void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (zeros == MAP_FAILED) return os_error("install policy", path_);
   const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
-  for (std::size_t i = 0; i < stored.size(); ++i)
-    stored[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
+  for (std::size_t i = 0; i < with_repeated_tensor.size(); ++i)
+    with_repeated_tensor[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
   const fs::path folder = path_ / kArriving;
   std::error_code ec;
   fs::remove_all(folder, ec);
-  ECHO_TRY(delta::write_checkpoint(folder, stored));
+  ECHO_TRY(delta::write_checkpoint(folder, with_repeated_tensor));
 
   auto weights = std::make_shared<Weights>();
   ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
@@ -209,18 +230,21 @@ Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const 
     ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(checkpoint.file_path(i), "install policy"));
     weights->files.push_back(std::move(file));
   }
+  std::map<std::string, std::span<std::byte>> memory_of;
   for (std::size_t i = 0; i < checkpoint.view().size(); ++i) {
-    delta::TensorView tensor = checkpoint.view()[i];
+    const delta::TensorView& tensor = checkpoint.view()[i];
     const auto [file, first_byte] = checkpoint.place(i);
-    const std::span<std::byte> memory = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
-    if (repeated_ && tensor.name == repeated_->name) {
-      weights->repeated_memory = memory;
-      continue;
-    }
-    if (repeated_ && tensor.name == repeated_->of) weights->repeated_index = weights->policy.size();
-    tensor.bytes = memory;
+    memory_of[tensor.name] = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
+  }
+  if (repeated_) weights->repeated_memory = memory_of[repeated_->copy_name];
+  ECHO_ASSIGN(weights->adapter, delta::OwnedState::empty_like(adapter));
+  for (std::size_t i = 0; i < weights->adapter.size(); ++i)
+    memory_of[weights->adapter.name(i)] = weights->adapter.mutable_bytes(i);
+  for (delta::TensorView tensor : layout) {
+    if (repeated_ && tensor.name == repeated_->source_name) weights->repeated_index = weights->policy.size();
+    tensor.bytes = memory_of.at(tensor.name);
+    weights->memory.push_back(memory_of.at(tensor.name));
     weights->policy.push_back(std::move(tensor));
-    weights->memory.push_back(memory);
   }
   return weights;
 }
@@ -240,7 +264,7 @@ Status PolicyFolder::publish_files() {
     std::error_code ignored;
     fs::remove(file, ignored);
   }
-  std::set<fs::path> new_files;  // in this order the index, if there is one, is the last
+  std::set<fs::path> new_files;  // ordered by name, so the index, if there is one, is the last
   for (fs::directory_iterator it(path_ / kArriving, ec), end; !ec && it != end; it.increment(ec))
     new_files.insert(it->path());
   for (const fs::path& file : new_files) {
@@ -258,7 +282,7 @@ std::vector<std::string> PolicyFolder::changed_tensors() const {
   for (std::size_t i = 0; i < weights_->policy.size(); ++i) {
     if (!changed_[i]) continue;
     names.push_back(weights_->policy[i].name);
-    if (weights_->repeated_index == i) names.push_back(repeated_->name);
+    if (weights_->repeated_index == i) names.push_back(repeated_->copy_name);
   }
   return names;
 }
@@ -270,7 +294,54 @@ void PolicyFolder::apply_write(const delta::TensorWrite& write) {
     write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
 }
 
-Status PolicyFolder::check_room(std::uint64_t bytes) const {
+bool PolicyFolder::is_of_adapter(const delta::TensorView& tensor) const {
+  return has_adapter() && tensor.name.starts_with(kAdapterPrefix);
+}
+
+Status PolicyFolder::check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const {
+  if (!has_adapter()) return ok();
+  for (const delta::TensorWrite& write : writes)
+    if (const delta::TensorView& tensor = weights_->policy[write.tensor];
+        !is_of_adapter(tensor) && (write.whole || !write.positions.empty()))
+      return fail(Code::kInvalid, "install policy",
+                  "'{}' of the base differs from the first version: only an adapter's tensors may change", tensor.name);
+  return ok();
+}
+
+bool PolicyFolder::adapter_is_zero() const {
+  const auto is_zero = [](const delta::TensorView& tensor) {
+    const std::size_t element_bytes = delta::dtype_bytes(tensor.dtype);
+    for (std::size_t i = 0; i < tensor.bytes.size(); ++i) {
+      const bool has_sign = i % element_bytes == element_bytes - 1;  // -0 is 0 as well
+      if ((tensor.bytes[i] & (has_sign ? std::byte{0x7f} : std::byte{0xff})) != std::byte{0}) return false;
+    }
+    return true;
+  };
+  for (const delta::TensorView& tensor : weights_->adapter.view())
+    if (tensor.name.ends_with(kAdapterOutput) && !is_zero(tensor)) return false;
+  return true;
+}
+
+Result<fs::path> PolicyFolder::write_adapter(const std::string& name) const {
+  const fs::path folder = path_ / name, arriving = path_ / kArrivingAdapter;
+  std::error_code ec;
+  if (fs::exists(folder, ec)) return folder;
+  fs::remove_all(arriving, ec);
+  ECHO_TRY(check_free_space(weights_->adapter.total_bytes()));
+  ECHO_TRY(make_folders(arriving));
+  ECHO_TRY(delta::write_safetensors(arriving / kAdapterFile, weights_->adapter.view(), {{"format", "pt"}}));
+  ECHO_TRY(write_file_atomic(arriving / kAdapterConfigFile, adapter_config_));
+  fs::rename(arriving, folder, ec);
+  if (ec) return fail(Code::kIo, "install policy", "{}: {}", folder.string(), ec.message());
+  return folder;
+}
+
+void PolicyFolder::remove_adapter(const std::string& name) const {
+  std::error_code ignored;
+  fs::remove_all(path_ / name, ignored);
+}
+
+Status PolicyFolder::check_free_space(std::uint64_t bytes) const {
   struct statvfs file_system {};
   if (::statvfs(path_.c_str(), &file_system) != 0) return os_error(kOperation, path_);
   const std::uint64_t free_bytes = static_cast<std::uint64_t>(file_system.f_bavail) * file_system.f_frsize;

@@ -20,32 +20,39 @@ namespace echoline::worker {
 // Folders are made here if the user has not chosen one.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
-// The files contain the policy's tensor `of` a second time, under `name`, because the server needs a tied output head
-// as a tensor of its own.
+// The files contain the policy's tensor `source_name` a second time, as `copy_name`, because the server needs an output
+// head that is tied to the embedding as a tensor of its own.
 struct RepeatedTensor {
-  std::string name, of;
+  std::string copy_name, source_name;
 };
 
+// With an adapter, the files contain the base, and are not written again after the first snapshot. Each version's
+// adapter has a subfolder of its own in PEFT's format, because a server may read it later, and again.
+//
 // Use from one thread. The folder belongs to this object and is removed with it. If a process is killed, the next one
 // removes its folder. The folder has the policy's size. The first snapshot is decoded into its files. Later ones take
 // the same memory again, and a delta 6 bytes per changed value.
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `chosen_path`: a folder that is absent, empty, or made by this
-  // class; if the path is empty, a new folder is made in `memory_folder`. `threads`: for decoding. kInvalid: the folder
-  // holds other files. kUnavailable: another worker uses it.
+  // class; if the path is empty, a new folder is made in `memory_folder`. `threads`: for decoding. `adapter_config`:
+  // PEFT's adapter_config.json; empty: the policies have no adapter. kInvalid: the folder holds other files.
+  // kUnavailable: another worker uses it.
   static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
                                                     const std::filesystem::path& chosen_path = {},
                                                     const std::filesystem::path& memory_folder = kMemoryFolder,
                                                     unsigned threads = 1,
-                                                    std::optional<RepeatedTensor> repeated = std::nullopt);
+                                                    std::optional<RepeatedTensor> repeated = std::nullopt,
+                                                    std::string adapter_config = {});
   ~PolicyFolder();
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
 
   // Decodes bytes of a snapshot, or of a delta on the installed version. Writes nothing.
   void decode_part(const overlay::PublicationPart& part);
-  // Like Engine::install(), on the files. kExhausted: they do not fit. The engine must not read the files meanwhile.
+  // Writes the publication's weights into the files; its version is then the installed one. Errors as of
+  // Engine::install(), and kExhausted: the files do not fit the file system; kInvalid: the base of an adapter has
+  // changed. The engine must not read the files meanwhile.
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
   const overlay::Digest& digest() const { return digest_; }
@@ -53,41 +60,55 @@ class PolicyFolder {
   std::vector<std::string> changed_tensors() const;
   void forget_changes() { changed_.assign(weights_->policy.size(), false); }
 
+  bool has_adapter() const { return !adapter_config_.empty(); }
+  // Whether the adapter changes nothing: all its lora_B are 0, as before the first step.
+  bool adapter_is_zero() const;
+  // Writes the installed policy's adapter into the subfolder `name`, unless that exists, and returns its path.
+  Result<std::filesystem::path> write_adapter(const std::string& name) const;
+  void remove_adapter(const std::string& name) const;
+
   const std::filesystem::path& path() const { return path_; }
   bool is_new() const { return is_new_; }  // this process has created it
 
  private:
-  PolicyFolder(unsigned threads, std::optional<RepeatedTensor> repeated)
-      : threads_(threads), repeated_(std::move(repeated)) {}
+  PolicyFolder(unsigned threads, std::optional<RepeatedTensor> repeated, std::string adapter_config)
+      : threads_(threads), repeated_(std::move(repeated)), adapter_config_(std::move(adapter_config)) {}
 
-  // The tensors of a policy in mapped files.
+  // The tensors of a policy: in mapped files, those of the adapter in memory.
   struct Weights {
     std::vector<delta::MappedFile> files;
-    delta::StateView policy;                    // in the files' memory; canonical
-    std::vector<std::span<std::byte>> memory;   // writable memory of each tensor
-    std::optional<std::size_t> repeated_index;  // of the tensor repeated_->of, if the policy has it
-    std::span<std::byte> repeated_memory;       // memory of the second copy
+    delta::OwnedState adapter;
+    delta::StateView policy;                   // in the files' memory, and that of the adapter; canonical
+    std::vector<std::span<std::byte>> memory;  // writable memory of each tensor
+    // Index in `policy` of the tensor that is repeated; absent if the policy lacks it.
+    std::optional<std::size_t> repeated_index;
+    std::span<std::byte> repeated_memory;  // memory of the second copy
   };
 
   Status install_snapshot(const overlay::Publication& publication);
-  // Where an arriving snapshot is decoded: in new files if they will replace those of the policy, otherwise in memory.
+  // Makes the memory into which an arriving snapshot is decoded: new files if they will replace those of the policy,
+  // otherwise ordinary memory.
   Result<delta::OwnedState> make_state(const delta::StateView& layout);
   Result<std::shared_ptr<Weights>> create_files(const delta::StateView& layout) const;
-  // Gives the arriving files their names, in place of those of the policy.
+  // Moves the arriving files to the place of the policy's files.
   Status publish_files();
+  // Whether the tensor belongs to the adapter; false if the policies have none.
+  bool is_of_adapter(const delta::TensorView& tensor) const;
+  Status check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const;
   void apply_write(const delta::TensorWrite& write);
-  Status check_room(std::uint64_t bytes) const;
+  Status check_free_space(std::uint64_t bytes) const;
 
   std::filesystem::path path_;
   bool is_new_ = false;
   std::unique_ptr<Descriptor> lock_;
   std::shared_ptr<Weights> weights_ = std::make_shared<Weights>();  // of the installed policy
   std::shared_ptr<Weights> arriving_weights_;                       // of a snapshot that replaces them; may be null
-  std::vector<bool> changed_;                                       // by tensor
+  std::vector<bool> changed_;                                       // by tensor: written since forget_changes()
   std::optional<Version> version_;
   overlay::Digest digest_{};
   const unsigned threads_;
   const std::optional<RepeatedTensor> repeated_;
+  const std::string adapter_config_;
   ArrivingPolicy arriving_{
       [this] { return delta::IncomingDelta(weights_->policy, {.threads = threads_}); },
       {.threads = threads_, .make_state = [this](const delta::StateView& layout) { return make_state(layout); }}};

@@ -21,23 +21,24 @@ struct Call {
 };
 
 // A request for the next tokens of a sequence. Only temperature sampling is supported: every token of the vocabulary
-// may be drawn, since there is no top_p, top_k or min_p.
-struct Draw {
+// may be sampled, since there is no top_p, top_k or min_p.
+struct SampleRequest {
   std::vector<model::Token> context;  // the prompt and the tokens sampled so far
   std::int64_t tokens_max = 0;
   std::uint64_t seed = 0;
-  std::string weights;  // name of the weights that the server has; it caches keys and values under that name
+  std::string weights_name;  // of the server's weights; the server caches keys and values under that name
   double temperature = 1;
-  std::vector<model::Token> ends;  // the first of these tokens ends the response
-  std::vector<std::string> stop;   // the first of these strings in the response's text ends it, too
+  std::vector<model::Token> end_tokens;   // the first of these tokens ends the response
+  std::vector<std::string> stop_strings;  // the first of these strings in the response's text ends it, too
+  std::string adapter;                    // loaded by load_adapter(); empty: the base
 };
 
-// The answer to a Draw. If `aborted`, the server returned it before the response's end, for example at a pause.
-struct Piece {
-  // The tokens from the end of the previous span up to `end`, sampled under the version that the server calls
-  // `weights`.
+// The server's answer to a SampleRequest. If `aborted`, it came before the response's end, for example at a pause.
+struct SampleResponse {
+  // The tokens from the end of the previous span up to `end`, sampled under the weights that the server calls
+  // `weights_name`.
   struct WeightSpan {
-    std::string weights;
+    std::string weights_name;
     std::size_t end = 0;
   };
   std::vector<model::Token> tokens;
@@ -48,16 +49,17 @@ struct Piece {
 
 // The log-probabilities of a given text.
 struct TextScores {
-  std::vector<double> logprobs;        // of all tokens except the first
-  std::optional<std::string> weights;  // their name, if the server reports it
+  std::vector<double> logprobs;             // of all tokens except the first
+  std::optional<std::string> weights_name;  // of the server's weights, if the server reports it
 };
 
-// One of the calls that change the server's weights. `accepts` decides whether an answer with status 200 means success.
+// One of the calls that change the server's weights. `check_answer` decides whether an answer with status 200 means
+// success.
 struct Step {
   Call call;
-  bool optional = false;   // skipped if the server does not know the call
-  bool long_work = false;  // the call loads weights, so it gets the longer timeout
-  Status (*accepts)(std::string_view body) = nullptr;
+  bool optional = false;                                    // skipped if the server does not know the call
+  bool long_work = false;                                   // the call loads weights, so it gets the longer timeout
+  Status (*check_answer)(std::string_view body) = nullptr;  // null: status 200 is enough
 };
 
 // An update for a receiver: a plug-in of the server that reads changed tensors from the policy's folder.
@@ -68,6 +70,14 @@ struct Handover {
   std::vector<std::string> changed;
 };
 
+// Limits of the adapters (LoRA) that the server takes.
+struct AdapterLimits {
+  std::size_t at_once = 1;  // different adapters in one batch
+  // Absent: the server does not say, or takes all.
+  std::optional<std::int64_t> rank;                 // highest
+  std::optional<std::vector<std::string>> modules;  // to which adapters apply; it ignores what they have for others
+};
+
 // Parses answers defensively. The error kCorrupt names the expected and the found value.
 class Protocol {
  public:
@@ -75,17 +85,19 @@ class Protocol {
   virtual std::string_view name() const = 0;
   // Environment variables for a server that the worker starts.
   virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }
+  // Options of the server's command that a policy with an adapter of this rank needs, for messages.
+  virtual std::string adapter_options(std::int64_t rank) const = 0;
   virtual Call health() const = 0;  // 200: the server takes requests
 
-  virtual Call draw(const Draw& draw) const = 0;
-  // Parses the answer to `draw`. Checks only the form: one log-probability per token, and the right context if the
+  virtual Call sample_call(const SampleRequest& request) const = 0;
+  // Parses the answer to `request`. Checks only the form: one log-probability per token, and the right context if the
   // server repeats it.
-  virtual Result<Piece> parse_piece(const Draw& draw, std::string_view body) const = 0;
+  virtual Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const = 0;
 
-  // Requests the path of the folder that the server was started with. served_folder() parses the answer; empty: it has
-  // no folder.
-  virtual std::optional<Call> served_model() const { return std::nullopt; }
-  virtual std::filesystem::path served_folder(std::string_view) const { return {}; }
+  // Requests the path of the folder that the server was started with. parse_served_folder() parses the answer; it
+  // returns an empty path if the server has no folder.
+  virtual std::optional<Call> served_folder_request() const { return std::nullopt; }
+  virtual std::filesystem::path parse_served_folder(std::string_view) const { return {}; }
   // A call whose answer shows which interface the server's release has; absent if all releases have one.
   // on_interface_response() takes the answer, of any status; later calls use that interface.
   virtual std::optional<Call> interface_request() const { return std::nullopt; }
@@ -97,19 +109,21 @@ class Protocol {
   // Whether the files must contain the output head as a separate tensor even if the model ties it to the embedding.
   virtual bool needs_separate_head() const { return false; }
 
-  // Requests the log-probabilities of a text; parse_scores() parses the answer.
-  virtual Call probe(const std::vector<model::Token>& text) const = 0;
-  virtual Result<TextScores> parse_scores(const std::vector<model::Token>& text, std::string_view body) const = 0;
+  // Requests the log-probabilities of a text under an adapter, empty: under the base. parse_scores() parses the answer;
+  // kStale: it is of another adapter, as far as the server says.
+  virtual Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const = 0;
+  virtual Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
+                                          std::string_view body) const = 0;
 
-  // Samples one token at a temperature. parse_spread() parses the answer: the difference between the highest and the
-  // fifth reported log-probability, in nats. Its change with the temperature shows whether log-probabilities depend on
-  // that.
-  virtual Call spread(const std::vector<model::Token>& text, double temperature) const = 0;
+  // Shows whether the server's log-probabilities depend on the temperature. Requests one token, sampled at
+  // `temperature`. parse_spread() returns the difference between the highest and the fifth log-probability in the
+  // answer, in nats. It changes with the temperature if the log-probabilities do.
+  virtual Call spread_request(const std::vector<model::Token>& text, double temperature) const = 0;
   virtual Result<double> parse_spread(std::string_view body) const = 0;
   virtual std::string_view temperature_logprobs_hint() const = 0;  // advice if log-probabilities ignore the temperature
 
   // Called in this order: pause all responses, load other weights, resume. If keeps_responses(), unfinished responses
-  // continue after that. Otherwise they return at the pause with the tokens drawn so far.
+  // continue after that. Otherwise they return at the pause with the tokens sampled so far.
   virtual bool keeps_responses() const { return false; }
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
@@ -118,8 +132,16 @@ class Protocol {
   virtual std::vector<Step> hand_over(const Handover&) const { return {}; }
   virtual std::vector<Step> abort_handover() const { return {}; }
   virtual Step resume() const = 0;
-  // Calls that tell the server which version its current weights are. They are needed after it has started on the
-  // folder, and if a version has the same weights as the previous one. Empty: the server has no such call.
+  // Adapters are loaded beside each other, while responses go on under earlier ones. adapter_limits() parses the answer
+  // to adapter_limits_request(), of any status. kInvalid: the server was started without adapters, or would end of
+  // them.
+  virtual Call adapter_limits_request() const = 0;
+  virtual Result<AdapterLimits> adapter_limits(int status, std::string_view body) const = 0;
+  virtual Step load_adapter(const std::string& name, const std::filesystem::path& folder) const = 0;
+  virtual Call unload_adapter(const std::string& name) const = 0;
+
+  // Calls that tell the server which version its current weights are. Needed after the server was started with the
+  // folder as its model, and if a version has the same weights as the previous one. Empty: the server has no such call.
   virtual std::vector<Step> name_weights(Version version) const = 0;
 };
 

@@ -2,10 +2,6 @@
 // continues unfinished responses after failures. One thread: every wait is in process_events().
 #include "worker/engines/remote.hpp"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -20,9 +16,12 @@
 #include "model/probe_text.hpp"
 #include "worker/engines/child.hpp"
 #include "worker/engines/fingerprints.hpp"
+#include "worker/engines/pieces.hpp"
 #include "worker/engines/policy_folder.hpp"
 #include "worker/engines/protocol.hpp"
 #include "worker/engines/remote_phase.hpp"
+#include "worker/engines/remote_state.hpp"
+#include "worker/engines/served_adapters.hpp"
 #include "worker/engines/truth.hpp"
 #include "worker/groups.hpp"
 
@@ -42,7 +41,7 @@ constexpr Duration kHealthTimeout = std::chrono::seconds(5);
 // checks in a row, the server counts as dead.
 constexpr Duration kWatchDelay = std::chrono::seconds(2), kWatchInterval = std::chrono::seconds(1);
 constexpr int kFailedChecksMax = 3;
-// Names of the errands that advance_script() treats differently.
+// Names of the errands (Errand) that advance_script() treats differently.
 constexpr std::string_view kResumeErrand = "resume", kProbeErrand = "probe";
 // A wait for the server is logged after kWaitLogDelay, and then at an interval.
 constexpr Duration kWaitLogDelay = std::chrono::seconds(10), kWaitLogInterval = std::chrono::minutes(1);
@@ -52,35 +51,9 @@ constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chron
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kNoTimeout = std::chrono::hours(24);
 constexpr std::size_t kAnswerBytesMax = 64u << 20;
-constexpr double kLogprobSlack = 1e-3;  // nats; rounding may give a log-probability up to this much above 0
-const RepeatedTensor kSeparateHead{.name = "lm_head.weight", .of = "model.embed_tokens.weight"};
+// A copy of the tied head, for servers that need a head of its own.
+const RepeatedTensor kSeparateHead{.copy_name = "lm_head.weight", .source_name = "model.embed_tokens.weight"};
 constexpr double kSpreadMin = 0.05;  // nats; smaller values say nothing about the temperature
-
-// Quotes one shell word.
-std::string quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
-std::string replace_all(std::string text, std::string_view placeholder, const std::string& value) {
-  for (std::size_t at = 0; (at = text.find(placeholder, at)) != std::string::npos; at += value.size())
-    text.replace(at, placeholder.size(), value);
-  return text;
-}
-
-// Returns a port of this machine without a listener; 0 if there is none.
-int free_port() {
-  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* any_address = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener.get(), any_address, size) != 0 || ::getsockname(listener.get(), any_address, &size) != 0)
-    return 0;
-  return ntohs(address.sin_port);
-}
 
 class Remote final : public Engine {
   using enum RemotePhase::Phase;
@@ -99,7 +72,7 @@ class Remote final : public Engine {
   }
 
   std::size_t capacity() const override { return options_.rollouts_at_once; }
-  std::size_t inside() const override { return unfinished_.size() + outcomes_.size(); }
+  std::size_t sequences_in_progress() const override { return unfinished_.size() + outcomes_.size(); }
 
   void submit(Sequence sequence) override {
     const std::uint64_t id = sequence.id;
@@ -159,73 +132,6 @@ class Remote final : public Engine {
   }
 
  private:
-  struct Unfinished {
-    Sequence sequence;
-    Response response;          // what was generated so far
-    std::uint64_t request = 0;  // 0: in the queue
-    Version requested_under{};  // the version that the server had at that time
-    int losses = 0;
-  };
-  // One step of the script that brings the server to a policy: a call, and the function that takes the answer. Without
-  // a call: wait for aborted responses to return.
-  struct Errand {
-    std::string_view name;  // for the log
-    std::optional<Call> call;
-    std::function<Status(const HttpAnswer&)> on_answer;
-    bool long_work = false;    // loads weights or reads a text: its timeout is options.patience
-    bool by_receiver = false;  // a call of hand_over()
-  };
-  // Checks of the health beside a long call.
-  struct Watch {
-    std::uint64_t request = 0;
-    TimePoint next_check{};
-    int failed_in_a_row = 0;
-  };
-  struct Script {
-    std::deque<Errand> errands;
-    std::uint64_t request = 0;      // of the first errand, or of a health check
-    TimePoint drained_by = kNever;  // deadline of an errand without a call
-    // The probe that follows the resumption, if it was sent before the resumption: see advance_script().
-    std::uint64_t early_probe = 0;
-    std::optional<HttpAnswer> early_probe_answer;
-    TimePoint begun{}, step_begun{};
-    std::vector<std::pair<std::string_view, Duration>> times;  // of the finished errands, by name
-    Watch watch;
-    bool handed_over = false;  // to the receiver
-  };
-  // Attempts to get the engine to work.
-  struct Attempts {
-    int failed = 0;  // consecutive
-    TimePoint next_attempt{}, deadline{}, next_health_check{};
-    TimePoint wait_begun{}, next_log = kNever;  // of the wait for a server; kNever: nothing was logged about it
-    std::string last_health = "no answer";
-  };
-  // The policy that the server is to have (target), and the one that it has.
-  struct Held {
-    std::optional<Version> target, version;
-    overlay::Digest digest{};
-    std::set<Version> possible_versions;  // versions under which unfinished responses may have been drawn
-  };
-  // Knowledge about the current server, gathered since it started or came back.
-  struct Server {
-    bool is_interface_known = false;
-    bool has_receiver = false;                // see Handover
-    std::optional<Version> receiver_version;  // the version that the receiver has loaded
-    ProbeNoise noise;
-  };
-  // Evidence that the server has the right weights: its log-probabilities of a text.
-  struct Proof {
-    std::vector<model::Token> text;
-    std::vector<double> learner_logprobs;  // of the text under the policy in the folder; empty: the learner sent none
-    Truth truth;
-    Fingerprints fingerprints;
-    double spread_at_1 = 0;  // Protocol::spread() at temperature 1
-    bool temperature_checked = false;
-  };
-  // How the server got its weights: it has read only this folder since its start, it was told to load them, or another
-  // process may have changed them.
-  enum class WeightsSource { kStarted, kLoaded, kUnknown };
-
   bool starts_server() const { return !options_.command.empty(); }
 
   Status check_fits(const Sequence& sequence) const {
@@ -249,14 +155,14 @@ class Remote final : public Engine {
     const TimePoint now = clock_.now();
     if (phase_.is(kBroken) || phase_.is(kEmpty)) return;
     if (child_)
-      if (const auto ending = child_->ended()) {
+      if (const auto ending = child_->how_ended()) {
         child_.reset();
         return on_server_lost("its process " + *ending);
       }
     if (phase_.is(kDown) && now >= attempts_.next_attempt) start_attempt(now);
     if (phase_.awaits_health_check()) check_health(now);
     if (phase_.is(kLoading)) advance_script(now);
-    if (phase_.is(kReady)) send_queued(now);
+    if (phase_.is(kReady) || (phase_.is(kLoading) && script_.draws_go_on)) send_queued(now);
     if (phase_.is(kReady) && !in_flight_.empty() && now - last_answer_at_ > options_.patience)
       return on_server_lost(fmt::format("no answer for {}", to_text(options_.patience)));
     if (!phase_.is(kReady) && now - last_wait_step_at_ > std::chrono::seconds(1)) ++progress_, last_wait_step_at_ = now;
@@ -275,7 +181,7 @@ class Remote final : public Engine {
         const std::uint64_t id = it->second;
         in_flight_.erase(it);
         last_answer_at_ = clock_.now();
-        on_draw_answer(id, answer);
+        on_sample_answer(id, answer);
       }
       if (phase_.is(kBroken)) return;
     }
@@ -297,8 +203,7 @@ class Remote final : public Engine {
     if (!starts_server()) return;
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
-    const std::string command = replace_all(replace_all(options_.command, "{model}", quoted(folder_->path().string())),
-                                            "{port}", std::to_string(port));
+    const std::string command = server_command(options_.command, folder_->path(), port);
     log::info("starts {}: {}", protocol_->name(), command);
     auto child =
         Child::start(command, protocol_->environment(), folder_->is_new() ? folder_->path() : std::filesystem::path());
@@ -326,12 +231,13 @@ class Remote final : public Engine {
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
     if (!phase_.is(kSuspected)) return load(starts_server() ? WeightsSource::kStarted : WeightsSource::kLoaded);
-    // A child of this worker is still the same process and keeps its weights. At an address, another process may answer
-    // now.
+    // A child of this worker is still the same process and keeps its weights: a script without errands makes the engine
+    // ready again. At an address, another process may answer now.
     begin_script();
     if (!starts_server()) {
       server_.receiver_version.reset();
-      check_weights(WeightsSource::kUnknown);
+      check_weights(WeightsSource::kUnknown, adapters_.empty() ? std::string() : adapters_.newest().name);
+      if (folder_->has_adapter()) return;
       for (const Step& step : protocol_->name_weights(*held_.version)) add_errand("version", step);
     }
   }
@@ -368,6 +274,7 @@ class Remote final : public Engine {
 
   // Asks the server for a receiver, which can load policies faster, and then loads the policy.
   void query_receiver(WeightsSource source) {
+    if (folder_->has_adapter()) return query_adapter_limits(source);
     const std::optional<Call> call = protocol_->receiver_request(folder_->path());
     if (!call) {
       server_.is_interface_known = true;
@@ -389,16 +296,88 @@ class Remote final : public Engine {
          }});
   }
 
+  // Asks the server whether it takes adapters like those of this run, and then loads the policy.
+  void query_adapter_limits(WeightsSource source) {
+    script_.errands.push_back(
+        {"adapters", protocol_->adapter_limits_request(), [this, source](const HttpAnswer& answer) -> Status {
+           if (answer.status == 0) return expect_success(answer, protocol_->adapter_limits_request().path);
+           const auto limits = protocol_->adapter_limits(answer.status, answer.body);
+           if (!limits && limits.error().code != Code::kInvalid) return limits.error();
+           const std::string problem = limits ? why_unfit(*limits, *task_.policy_adapter) : limits.error().detail;
+           if (!problem.empty()) {
+             phase_.mark_broken(fail(Code::kInvalid, kOperation,
+                                     "{} cannot serve the run's adapter: {}. Start it with {}", protocol_->name(),
+                                     problem, protocol_->adapter_options(task_.policy_adapter->rank)));
+             return ok();
+           }
+           adapters_.set_limit(limits->at_once);
+           log::info("{} computes up to {} adapters at once{}", protocol_->name(), limits->at_once,
+                     limits->at_once > 1 ? "" : ", so unfinished responses change to the new one");
+           server_.is_interface_known = true;
+           bring_to_target(source);
+           return ok();
+         }});
+  }
+
+  // Adds the errands that load the target's adapter beside the earlier ones. The server keeps its base and is not
+  // paused.
+  void bring_adapter(WeightsSource source) {
+    const bool is_new_server = server_.base_logprobs.empty();
+    if (is_new_server) {
+      if (!starts_server()) check_served_folder();
+      check_temperature();
+      script_.errands.push_back(probe({}, [this](TextScores probed) {
+        server_.base_logprobs = std::move(probed.logprobs);
+        return ok();
+      }));
+    }
+    const std::string name =
+        fmt::format("adapter-{}-{}", *held_.target, overlay::to_hex(folder_->digest()).substr(0, 16));
+    const auto folder = folder_->write_adapter(name);
+    if (!folder) return phase_.mark_broken(folder.error());
+    std::set<std::string> used;
+    for (const auto& [id, unfinished] : unfinished_) used.insert(unfinished.adapter);
+    for (const std::string& old_name : adapters_.make_room(name, used)) unload_adapter(old_name, name);
+    // Another worker may have left an adapter of that name in a server that is not a child.
+    if (is_new_server && !starts_server()) unload_adapter(name, name);
+    script_.draws_go_on = held_.version && !adapters_.empty();
+    add_errand("load", protocol_->load_adapter(name, *folder));
+    check_weights(source, name);
+  }
+
+  // Requests under the adapter continue under the newest one; the part of their answer that is on its way is lost.
+  void unload_adapter(const std::string& name, const std::string& next_name) {
+    std::vector<std::uint64_t> requests;
+    for (const auto& [request, id] : in_flight_)
+      if (unfinished_.at(id).adapter == name) requests.push_back(request);
+    for (const std::uint64_t request : requests) queue_again(request);
+    script_.errands.push_back({"unload", protocol_->unload_adapter(name),
+                               [this, name, is_next = name == next_name](const HttpAnswer& answer) -> Status {
+                                 if (answer.status == 0) return expect_success(answer, "unload of an adapter");
+                                 if (!is_next) folder_->remove_adapter(name);
+                                 return ok();  // the server may have lost it before
+                               }});
+  }
+
   // Adds the errands that load the target, unless the server started with it, and those that check the result.
   void bring_to_target(WeightsSource source) {
+    if (folder_->has_adapter()) return bring_adapter(source);
     update_possible_versions();
     if (source == WeightsSource::kStarted) {
       for (const Step& step : protocol_->name_weights(*held_.target)) add_errand("version", step);
       check_temperature();
-      check_weights(source);
+      check_weights(source, {});
+      if (task_.model.family == model::Family::kCarried) check_load();
       return;
     }
     if (!starts_server()) check_served_folder();
+    add_load();
+    check_weights(source, {});
+    if (!starts_server()) check_temperature();
+  }
+
+  // Adds the errands that load the target, from the pause to the resumption.
+  void add_load() {
     add_errand("pause", protocol_->pause());
     if (!protocol_->keeps_responses()) script_.errands.push_back({});
     if (server_.has_receiver)
@@ -406,8 +385,34 @@ class Remote final : public Engine {
     else
       for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add_errand("reload", step);
     add_errand(kResumeErrand, protocol_->resume());
-    check_weights(source);
-    if (!starts_server()) check_temperature();
+  }
+
+  // The server has started on the target, and its answers are known. Loads the target once more: the answers must stay
+  // the same, or loads of this model damage its weights (vLLM 0.32 on a CPU does that to mixtures of experts). For
+  // carried models only: the learner says what the answers of the others must be.
+  void check_load() {
+    add_load();
+    script_.errands.push_back(probe({}, [this](TextScores probed) -> Status {
+      const double bound = server_.noise.bound(proof_.truth.usual_distance()).value_or(ProbeNoise::kNoiseMin);
+      if (proof_.fingerprints.judge(folder_->digest(), probed.logprobs, bound) == Fingerprints::Verdict::kSame)
+        return ok();
+      const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
+      if (!std::exchange(server_.has_receiver, false)) {
+        phase_.mark_broken(
+            fail(Code::kInvalid, kOperation,
+                 "{} answers otherwise after it has loaded the same policy {}: its loads damage the weights of this "
+                 "model. Install echoline's Python package beside it (docs/how-to/generate-with-an-inference-server.md)"
+                 ", or use another release of it",
+                 protocol_->name(), way));
+        return ok();
+      }
+      log::warn("{} answers otherwise after it has loaded the same policy {}; it reads the folder", protocol_->name(),
+                way);
+      script_.handed_over = false;
+      server_.receiver_version.reset();
+      check_load();
+      return ok();
+    }));
   }
 
   // Has the receiver load the policy. If it cannot, the server reads the folder, now and until it starts again.
@@ -462,6 +467,11 @@ class Remote final : public Engine {
   // For a new version with the same weights: only the version is announced to the server.
   void announce_version() {
     held_.target = folder_->version();
+    if (folder_->has_adapter()) {
+      adapters_.rename_newest(*held_.target);
+      held_.version = held_.target;
+      return;
+    }
     const std::vector<Step> steps = protocol_->name_weights(*held_.target);
     update_possible_versions();
     if (steps.empty()) {
@@ -474,12 +484,12 @@ class Remote final : public Engine {
 
   // Adds the check that the server was started on this worker's folder, because it always loads that one.
   void check_served_folder() {
-    const std::optional<Call> call = protocol_->served_model();
+    const std::optional<Call> call = protocol_->served_folder_request();
     if (!call) return;
     script_.errands.push_back({"model", call, [this](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 404 || answer.status == 405) return ok();
-                                 ECHO_TRY(expect_success(answer, protocol_->served_model()->path));
-                                 const std::filesystem::path served = protocol_->served_folder(answer.body);
+                                 ECHO_TRY(expect_success(answer, protocol_->served_folder_request()->path));
+                                 const std::filesystem::path served = protocol_->parse_served_folder(answer.body);
                                  std::error_code ec;
                                  // A path that does not exist here is on the server's own machine or container.
                                  if (served.empty() || !std::filesystem::is_directory(served, ec) ||
@@ -523,7 +533,7 @@ class Remote final : public Engine {
     }
     script_.step_begun = now;
     script_.watch = {};
-    if (script_.early_probe != 0 && errands.front().name != kResumeErrand) {
+    if (script_.early_probe != 0 && errands.front().name != kResumeErrand) {  // this errand is the probe, sent already
       script_.request = std::exchange(script_.early_probe, 0);
       if (const auto answer = std::exchange(script_.early_probe_answer, std::nullopt)) {
         script_.request = 0;
@@ -584,7 +594,7 @@ class Remote final : public Engine {
                                .on_answer = [this, step](const HttpAnswer& answer) -> Status {
                                  if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
                                  ECHO_TRY(expect_success(answer, step.call.path));
-                                 return step.accepts ? step.accepts(answer.body) : ok();
+                                 return step.check_answer ? step.check_answer(answer.body) : ok();
                                },
                                .long_work = step.long_work});
   }
@@ -601,13 +611,14 @@ class Remote final : public Engine {
 
   // ---- check of its weights ----
 
-  // An errand that probes the weights and passes the scores of the text to `on_scores`.
-  Errand probe(std::function<Status(TextScores)> on_scores) {
+  // An errand that probes the weights, with an adapter unless it is empty, and passes the scores of the text to
+  // `on_scores`.
+  Errand probe(const std::string& adapter, std::function<Status(TextScores)> on_scores) {
     return {.name = kProbeErrand,
-            .call = protocol_->probe(proof_.text),
-            .on_answer = [this, on_scores = std::move(on_scores)](const HttpAnswer& answer) -> Status {
+            .call = protocol_->scores_request(proof_.text, adapter),
+            .on_answer = [this, adapter, on_scores = std::move(on_scores)](const HttpAnswer& answer) -> Status {
               ECHO_TRY(expect_success(answer, "probe"));
-              ECHO_ASSIGN(TextScores probed, protocol_->parse_scores(proof_.text, answer.body));
+              ECHO_ASSIGN(TextScores probed, protocol_->parse_scores(proof_.text, adapter, answer.body));
               for (const double logprob : probed.logprobs)
                 if (!std::isfinite(logprob))
                   return fail(Code::kCorrupt, kOperation, "its log-probabilities of a text are not finite");
@@ -618,40 +629,59 @@ class Remote final : public Engine {
 
   // Probes the weights. One answer is enough if it differs, or agrees, clearly beyond the server's noise. Otherwise a
   // second answer, under the same conditions, measures the noise.
-  void check_weights(WeightsSource source) {
+  void check_weights(WeightsSource source, const std::string& adapter) {
     using Verdict = Fingerprints::Verdict;
-    script_.errands.push_back(probe([this, source](TextScores first) -> Status {
+    script_.errands.push_back(probe(adapter, [this, source, adapter](TextScores first) -> Status {
       if (const auto bound = server_.noise.bound(proof_.truth.usual_distance())) {
-        const Verdict verdict = proof_.fingerprints.judge(folder_->digest(), first.logprobs, *bound);
+        const Verdict verdict = judge(first.logprobs, *bound);
         if (verdict == Verdict::kNew || verdict == Verdict::kSame)
-          return accept_weights(source, std::move(first), verdict);
+          return accept_weights(source, adapter, std::move(first), verdict);
       }
-      script_.errands.push_front(probe([this, source, first = std::move(first.logprobs)](TextScores second) -> Status {
-        const double distance = Fingerprints::distance(first, second.logprobs);
-        server_.noise.record_distance(distance);
-        const Verdict verdict = proof_.fingerprints.judge(folder_->digest(), second.logprobs, 2 * distance);
-        return accept_weights(source, std::move(second), verdict);
-      }));
+      script_.errands.push_front(
+          probe(adapter, [this, source, adapter, first = std::move(first.logprobs)](TextScores second) -> Status {
+            const double distance = Fingerprints::distance(first, second.logprobs);
+            server_.noise.record_distance(distance);
+            const Verdict verdict = judge(second.logprobs, 2 * distance);
+            return accept_weights(source, adapter, std::move(second), verdict);
+          }));
       return ok();
     }));
   }
 
-  // Accepts the weights that the probe shows, or returns why they are wrong.
-  Status accept_weights(WeightsSource source, TextScores probed, Fingerprints::Verdict verdict) {
+  // Judges answers to the probe under the policy in the folder.
+  Fingerprints::Verdict judge(const std::vector<double>& logprobs, double noise) const {
     using Verdict = Fingerprints::Verdict;
-    const bool reports_target = !probed.weights || *probed.weights == fmt::format("{}", *held_.target);
+    if (folder_->has_adapter()) {
+      const double from_base = Fingerprints::distance(server_.base_logprobs, logprobs);
+      if (folder_->adapter_is_zero())
+        return from_base <= std::max(noise, ProbeNoise::kNoiseMin) ? Verdict::kSame : Verdict::kOther;
+      if (from_base <= noise) return Verdict::kStale;
+    }
+    return proof_.fingerprints.judge(folder_->digest(), logprobs, noise);
+  }
+
+  // Accepts the weights that the probe shows, or returns why they are wrong.
+  Status accept_weights(WeightsSource source, const std::string& adapter, TextScores probed,
+                        Fingerprints::Verdict verdict) {
+    using Verdict = Fingerprints::Verdict;
+    const bool is_base = Fingerprints::distance(server_.base_logprobs, probed.logprobs) <= ProbeNoise::kNoiseMin;
+    const bool reports_target = !probed.weights_name || *probed.weights_name == fmt::format("{}", *held_.target);
     if (source == WeightsSource::kUnknown) {
       if (reports_target && verdict == Verdict::kSame) return ok();
       server_ = {};
+      adapters_.abandon_all();
       load(WeightsSource::kLoaded);
       return ok();
     }
     if (!reports_target)
       return fail(Code::kStale, kOperation, "it reports version '{}' after loading version {}",
-                  printable(*probed.weights, 40), *held_.target);
+                  printable(*probed.weights_name, 40), *held_.target);
     if (verdict == Verdict::kOther)
       return fail(Code::kStale, kOperation, "its answers to a probe differ from earlier ones under the same version {}",
                   *held_.target);
+    if (verdict == Verdict::kStale && !adapter.empty())
+      return fail(Code::kStale, kOperation, "it answers as {} after loading {}: the adapter is not applied",
+                  is_base ? "without an adapter" : "under another version", adapter);
     if (verdict == Verdict::kStale) {
       // A server that has just read the files has their weights.
       if (source == WeightsSource::kLoaded)
@@ -662,6 +692,8 @@ class Remote final : public Engine {
     if (!proof_.learner_logprobs.empty())
       ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.learner_logprobs),
                                   source == WeightsSource::kStarted));
+    if (!adapter.empty()) adapters_.add({adapter, *held_.target});
+    if (!adapter.empty() && folder_->adapter_is_zero()) return ok();  // any other such adapter answers in the same way
     proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
     return ok();
   }
@@ -673,7 +705,7 @@ class Remote final : public Engine {
     const auto measure_spread = [this](double at_temperature, std::function<Status(double)> on_spread) {
       script_.errands.push_back(
           {.name = "temperature",
-           .call = protocol_->spread(proof_.text, at_temperature),
+           .call = protocol_->spread_request(proof_.text, at_temperature),
            .on_answer = [this, on_spread = std::move(on_spread)](const HttpAnswer& answer) -> Status {
              ECHO_TRY(expect_success(answer, "probe"));
              ECHO_ASSIGN(const double spread, protocol_->parse_spread(answer.body));
@@ -706,15 +738,16 @@ class Remote final : public Engine {
 
   // ---- failures ----
 
-  // Queues all unfinished requests again.
+  // Cancels an unfinished request and queues its sequence again.
+  void queue_again(std::uint64_t request) {
+    http_.cancel(request);
+    const std::uint64_t id = in_flight_.at(request);
+    unfinished_.at(id).request = 0;
+    queue_.push_front(id);
+    in_flight_.erase(request);
+  }
   void requeue_all() {
-    for (const auto& [request, id] : in_flight_) {
-      http_.cancel(request);
-      Unfinished& unfinished = unfinished_.at(id);
-      unfinished.request = 0;
-      queue_.push_front(id);
-    }
-    in_flight_.clear();
+    while (!in_flight_.empty()) queue_again(in_flight_.begin()->first);
   }
 
   // Cancels the script, ends a child that may be reading the files, and waits for the next attempt (kDown). The state
@@ -727,6 +760,7 @@ class Remote final : public Engine {
     script_ = {};
     requeue_all();
     held_.possible_versions.clear();
+    adapters_.abandon_all();
     server_ = {};
     child_.reset();
     phase_.move(kDown);
@@ -778,33 +812,45 @@ class Remote final : public Engine {
   // ---- responses ----
 
   // The request for the next tokens of a response. A continuation has another seed, so that it draws new numbers.
-  Draw next_draw(const Unfinished& unfinished) const {
-    Draw draw;
-    draw.context = unfinished.sequence.prompt;
-    draw.context.insert(draw.context.end(), unfinished.response.tokens.begin(), unfinished.response.tokens.end());
+  SampleRequest next_sample_request(const Unfinished& unfinished) const {
+    SampleRequest request;
+    request.context = unfinished.sequence.prompt;
+    request.context.insert(request.context.end(), unfinished.response.tokens.begin(), unfinished.response.tokens.end());
     const std::int64_t tokens_drawn = std::ssize(unfinished.response.tokens);
-    draw.tokens_max = std::min(kTokensPerRequestMax, unfinished.sequence.tokens_max - tokens_drawn);
-    draw.weights = overlay::to_hex(held_.digest);
-    draw.seed = tokens_drawn == 0 ? unfinished.sequence.seed
-                                  : mix64(unfinished.sequence.seed ^ static_cast<std::uint64_t>(tokens_drawn));
-    draw.temperature = task_.spec.temperature();
-    draw.ends = task_.phrasing->eos();
-    draw.stop = task_.phrasing->stop();
-    return draw;
+    request.tokens_max = std::min(kTokensPerRequestMax, unfinished.sequence.tokens_max - tokens_drawn);
+    request.weights_name = overlay::to_hex(held_.digest);
+    request.adapter = unfinished.adapter;
+    request.seed = tokens_drawn == 0 ? unfinished.sequence.seed
+                                     : mix64(unfinished.sequence.seed ^ static_cast<std::uint64_t>(tokens_drawn));
+    request.temperature = task_.spec.temperature();
+    request.end_tokens = task_.phrasing->eos();
+    request.stop_strings = task_.phrasing->stop();
+    return request;
   }
 
   void send_queued(TimePoint now) {
     while (!queue_.empty() && in_flight_.size() < options_.rollouts_at_once) {
       Unfinished& unfinished = unfinished_.at(queue_.front());
       if (in_flight_.empty()) last_answer_at_ = now;
-      unfinished.request = send(protocol_->draw(next_draw(unfinished)), kNoTimeout);
       unfinished.requested_under = *held_.version;
+      if (folder_->has_adapter()) choose_adapter(unfinished);
+      unfinished.request = send(protocol_->sample_call(next_sample_request(unfinished)), kNoTimeout);
       in_flight_[unfinished.request] = queue_.front();
       queue_.pop_front();
     }
   }
 
-  void on_draw_answer(std::uint64_t id, const HttpAnswer& answer) {
+  // A response continues under the adapter with which it began, as long as the server has that. Then its keys and
+  // values are still in the server's cache, and all its tokens are of one version.
+  void choose_adapter(Unfinished& unfinished) const {
+    const auto* adapter = unfinished.response.tokens.empty() ? nullptr : adapters_.find(unfinished.adapter);
+    if (!adapter) adapter = &adapters_.newest();
+    unfinished.adapter = adapter->name;
+    unfinished.requested_under = adapter->version;
+  }
+
+  void on_sample_answer(std::uint64_t id, const HttpAnswer& answer) {
+    if (answer.status != 200) script_.draws_go_on = false;
     Unfinished& unfinished = unfinished_.at(id);
     unfinished.request = 0;
     const auto finish = [&](Result<Response> response, bool caused_by_policy = false) {
@@ -828,6 +874,11 @@ class Remote final : public Engine {
       return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
     }
     refused_since_ = kNever;
+    if (!unfinished.adapter.empty() && (answer.status == 400 || answer.status == 404) &&
+        answer.body.find(unfinished.adapter) != std::string::npos) {
+      requeue(/*is_loss=*/true);
+      return fail_attempt(fmt::format("it has lost an adapter: {}", printable(answer.body, 200)));
+    }
     if (answer.status == 0) {
       requeue(/*is_loss=*/true);
       return suspect(answer.trouble);
@@ -837,91 +888,50 @@ class Remote final : public Engine {
       return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
     }
     if (answer.status == 404 || answer.status == 405) {
-      phase_.mark_broken(expect_success(answer, protocol_->draw({}).path).error());
+      phase_.mark_broken(expect_success(answer, protocol_->sample_call({}).path).error());
       return requeue(/*is_loss=*/false);
     }
     if (answer.status != 200)
       return finish(fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status,
                          printable(answer.body, 500)));
-    const Draw requested_draw = next_draw(unfinished);
-    Result<Piece> piece = protocol_->parse_piece(requested_draw, answer.body);
-    if (!piece) return finish(std::move(piece).error());
-    const auto spans = versions_of(*piece);
+    const SampleRequest sample_request = next_sample_request(unfinished);
+    Result<SampleResponse> sampled = protocol_->parse_sample_response(sample_request, answer.body);
+    if (!sampled && sampled.error().code == Code::kStale) {
+      requeue(/*is_loss=*/true);
+      return fail_attempt(sampled.error().detail);
+    }
+    if (!sampled) return finish(std::move(sampled).error());
+    const auto spans = folder_->has_adapter() ? std::vector<Span>{{unfinished.requested_under, sampled->tokens.size()}}
+                                              : versions_of(*sampled);
     if (!spans) {
       requeue(/*is_loss=*/true);
       return fail_attempt(spans.error().detail);
     }
-    const bool finite = std::ranges::all_of(piece->logprobs, [](double logprob) { return std::isfinite(logprob); });
-    if (Status taken = append_piece(unfinished, requested_draw, *piece, *spans); !taken)
-      return finish(std::move(taken).error(), !finite);
-    if (!piece->tokens.empty()) attempts_.failed = 0;
-    progress_ += piece->tokens.size();
+    // A log-probability that is not finite comes from the weights.
+    const bool caused_by_policy =
+        !std::ranges::all_of(sampled->logprobs, [](double logprob) { return std::isfinite(logprob); });
+    if (Status taken = append_sampled(task_, sample_request, *sampled, *spans, unfinished.response); !taken)
+      return finish(std::move(taken).error(), caused_by_policy);
+    if (!sampled->tokens.empty()) attempts_.failed = 0;
+    progress_ += sampled->tokens.size();
     if (unfinished.response.ended || std::ssize(unfinished.response.tokens) == unfinished.sequence.tokens_max)
       return finish(std::move(unfinished.response));
-    requeue(/*is_loss=*/piece->aborted && piece->tokens.empty() && phase_.is(kReady));
+    requeue(/*is_loss=*/sampled->aborted && sampled->tokens.empty() && phase_.is(kReady));
   }
 
   // The version under which each token was drawn. kStale: a version that the engine cannot have.
-  Result<std::vector<Span>> versions_of(const Piece& piece) const {
-    if (piece.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), piece.tokens.size()}};
+  Result<std::vector<Span>> versions_of(const SampleResponse& sampled) const {
+    if (sampled.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), sampled.tokens.size()}};
     std::vector<Span> spans;
-    for (const Piece::WeightSpan& span : piece.spans) {
+    for (const SampleResponse::WeightSpan& span : sampled.spans) {
       const auto known_version = std::ranges::find_if(
-          held_.possible_versions, [&](Version version) { return fmt::format("{}", version) == span.weights; });
+          held_.possible_versions, [&](Version version) { return fmt::format("{}", version) == span.weights_name; });
       if (known_version == held_.possible_versions.end())
         return fail(Code::kStale, kOperation, "it answered with version '{}', but version {} is loaded",
-                    printable(span.weights, 40), held_.target.value_or(Version{}));
+                    printable(span.weights_name, 40), held_.target.value_or(Version{}));
       spans.push_back({*known_version, span.end});
     }
     return spans;
-  }
-
-  // Takes all tokens of the answer, or none if any check fails.
-  Status append_piece(Unfinished& unfinished, const Draw& requested_draw, const Piece& piece,
-                      const std::vector<Span>& versions) const {
-    const auto corrupt = [](std::string what) { return fail(Code::kCorrupt, "answer of the engine", "{}", what); };
-    const std::size_t count = piece.tokens.size();
-    if (piece.logprobs.size() != count)
-      return corrupt(fmt::format("{} log-probabilities of {} tokens", piece.logprobs.size(), count));
-    if (std::ssize(piece.tokens) > requested_draw.tokens_max)
-      return corrupt(fmt::format("{} tokens, {} were asked for", count, requested_draw.tokens_max));
-    for (std::size_t i = 0; i < count; ++i) {
-      const double logprob = piece.logprobs[i];
-      if (!std::isfinite(logprob) || logprob > kLogprobSlack)
-        return corrupt(fmt::format("log-probability {} of token {}", logprob, i));
-      if (piece.tokens[i] < 0 || piece.tokens[i] >= task_.model.vocab_size)
-        return corrupt(fmt::format("token {}, the vocabulary ends at {}", piece.tokens[i], task_.model.vocab_size - 1));
-      const bool ends = std::find(requested_draw.ends.begin(), requested_draw.ends.end(), piece.tokens[i]) !=
-                        requested_draw.ends.end();
-      if (ends && i + 1 < count)
-        return corrupt(fmt::format("it goes on after token {}, which ends a response", piece.tokens[i]));
-      unfinished.response.ended = ends;
-    }
-    // If only the server sees a stop string, the response has not ended: the next request continues it.
-    const bool stopped = !requested_draw.stop.empty() && count > 0;
-    if (!piece.aborted && !unfinished.response.ended && !stopped &&
-        std::ssize(piece.tokens) < requested_draw.tokens_max)
-      return corrupt(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
-                                 requested_draw.tokens_max));
-    if (count == 0) return ok();
-    const std::size_t before = unfinished.response.tokens.size();
-    unfinished.response.tokens.insert(unfinished.response.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-    for (const double logprob : piece.logprobs)
-      unfinished.response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
-    if (const auto end = task_.phrasing->response_end(unfinished.response.tokens, before)) {
-      unfinished.response.ended = true;
-      unfinished.response.tokens.resize(*end);  // servers may notice a stop string some tokens late
-      unfinished.response.logprobs.resize(*end);
-    }
-    std::vector<Span>& spans = unfinished.response.spans;
-    for (const Span& span : versions) {
-      const std::size_t begin = spans.empty() ? 0 : spans.back().end;
-      const std::size_t end = std::min(before + span.end, unfinished.response.tokens.size());
-      if (end <= begin) continue;
-      if (spans.empty() || spans.back().version != span.version) spans.push_back({span.version, 0});
-      spans.back().end = end;
-    }
-    return ok();
   }
 
   const SystemClock clock_;
@@ -945,6 +955,7 @@ class Remote final : public Engine {
   Attempts attempts_;
   Script script_;
   Held held_;
+  ServedAdapters adapters_;
   Proof proof_;
   TimePoint refused_since_ = kNever, last_wait_step_at_{};
   std::uint64_t progress_ = 0;
@@ -963,18 +974,21 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                 "built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
   const bool carried = task.model.family == model::Family::kCarried;
-  const bool own_head = !carried && task.model.tie_embeddings && protocol->needs_separate_head();
+  // The base of an adapter is not loaded again after the server's start.
+  const bool use_separate_head =
+      !carried && !task.policy_adapter && task.model.tie_embeddings && protocol->needs_separate_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
                                            [&] {
                                              model::ModelConfig config = task.model;
                                              config.eos = task.phrasing->eos();
-                                             if (own_head) config.tie_embeddings = false;
+                                             if (use_separate_head) config.tie_embeddings = false;
                                              return config;
                                            }(),
                                            task.phrasing->tokenizer()));
   for (const auto& [name, text] : spec.model_files()) files.content[name] = text;
   ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options),
-                                              own_head ? std::optional(kSeparateHead) : std::nullopt));
+                                              use_separate_head ? std::optional(kSeparateHead) : std::nullopt,
+                                              task.policy_adapter ? task.policy_adapter->config_json : std::string()));
   return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
 }
 

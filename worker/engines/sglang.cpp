@@ -39,55 +39,66 @@ class Sglang final : public Protocol {
  public:
   std::string_view name() const override { return "SGLang"; }
   Call health() const override { return {"GET", "/health", ""}; }
-
-  Call draw(const Draw& request) const override {
-    json params = sampling(request.temperature, request.tokens_max, request.seed, request.ends);
-    if (!request.stop.empty()) params["stop"] = request.stop;
-    return generate({{"input_ids", request.context}, {"sampling_params", params}, {"return_logprob", true}});
+  std::string adapter_options(std::int64_t rank) const override {
+    return fmt::format("--enable-lora --max-lora-rank {} --lora-target-modules all --max-loras-per-batch 4", rank);
   }
-  Result<Piece> parse_piece(const Draw&, std::string_view body) const override {
+
+  Call sample_call(const SampleRequest& request) const override {
+    json params = sampling(request.temperature, request.tokens_max, request.seed, request.end_tokens);
+    if (!request.stop_strings.empty()) params["stop"] = request.stop_strings;
+    return generate({{"input_ids", request.context}, {"sampling_params", params}, {"return_logprob", true}},
+                    request.adapter);
+  }
+  Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
-    Piece piece;
-    piece.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
+    SampleResponse sampled;
+    sampled.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
     const json& list = at(answer, "meta_info", "output_token_logprobs");
-    if (piece.aborted && list.is_null()) return piece;  // it had no token yet
+    if (sampled.aborted && list.is_null()) return sampled;  // it had no token yet
     ECHO_ASSIGN(ScoredTokens scored, parse_scored(list, "output_token_logprobs", /*first=*/0));
     if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
       if (tokens != scored.tokens) {
-        if (piece.aborted) return piece;
+        if (sampled.aborted) return sampled;
         return unexpected_answer("{} log-probabilities, which are not those of the {} tokens", scored.tokens.size(),
                                  tokens.size());
       }
     }
-    piece.tokens = std::move(scored.tokens);
-    piece.logprobs = std::move(scored.logprobs);
-    if (const auto weights = text_of(at(answer, "meta_info", "weight_version")))
-      piece.spans = {{*weights, piece.tokens.size()}};
-    return piece;
+    sampled.tokens = std::move(scored.tokens);
+    sampled.logprobs = std::move(scored.logprobs);
+    // The version is of the base; an adapter does not change during a response.
+    if (const auto weights_name = text_of(at(answer, "meta_info", "weight_version"));
+        weights_name && request.adapter.empty())
+      sampled.spans = {{*weights_name, sampled.tokens.size()}};
+    return sampled;
   }
 
-  Call probe(const std::vector<model::Token>& text) const override {
+  Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
     return generate({{"input_ids", text},
-                     {"sampling_params", sampling(1, 1, 1, {})},
+                     {"sampling_params", sampling(/*temperature=*/1, /*tokens_max=*/1, /*seed=*/1, {})},
                      {"return_logprob", true},
-                     {"logprob_start_len", 0}});
+                     {"logprob_start_len", 0}},
+                    adapter);
   }
-  Result<TextScores> parse_scores(const std::vector<model::Token>& text, std::string_view body) const override {
+  // SGLang's answers do not say which adapter they are of.
+  Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
+                                  std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(ScoredTokens scored,
                 parse_scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs", /*first=*/1));
     if (!std::equal(scored.tokens.begin(), scored.tokens.end(), text.begin() + 1, text.end()))
       return unexpected_answer("{} log-probabilities of a text of {} tokens, or of another text", scored.tokens.size(),
                                text.size());
-    return TextScores{std::move(scored.logprobs), text_of(at(answer, "meta_info", "weight_version"))};
+    return TextScores{std::move(scored.logprobs),
+                      adapter.empty() ? text_of(at(answer, "meta_info", "weight_version")) : std::nullopt};
   }
 
-  Call spread(const std::vector<model::Token>& text, double temperature) const override {
+  Call spread_request(const std::vector<model::Token>& text, double temperature) const override {
     return generate({{"input_ids", text},
-                     {"sampling_params", sampling(temperature, 1, 1, {})},
+                     {"sampling_params", sampling(temperature, /*tokens_max=*/1, /*seed=*/1, {})},
                      {"return_logprob", true},
-                     {"top_logprobs_num", 5}});
+                     {"top_logprobs_num", 5}},
+                    {});
   }
   Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -112,9 +123,36 @@ class Sglang final : public Protocol {
                                                         {"keep_pause", false},
                                                         {"is_async", false}}),
              .long_work = true,
-             .accepts = check_success}};
+             .check_answer = check_success}};
   }
   Step resume() const override { return {.call = post("/continue_generation", json::object()), .optional = true}; }
+
+  Call adapter_limits_request() const override { return {"GET", "/get_server_info", ""}; }
+  // {"enable_lora": true, "max_lora_rank": 16, "max_loras_per_batch": 4, ...}
+  Result<AdapterLimits> adapter_limits(int status, std::string_view body) const override {
+    if (status == 404 || status == 405) return AdapterLimits{};
+    if (status != 200)
+      return fail(Code::kUnavailable, "engine", "/get_server_info: expected status 200, found {} ({})", status,
+                  printable(body, 300));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    if (at(answer, "enable_lora") == false || (answer.contains("enable_lora") && at(answer, "enable_lora").is_null()))
+      return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
+    AdapterLimits limits;
+    if (const json& at_once = at(answer, "max_loras_per_batch"); at_once.is_number_unsigned())
+      limits.at_once = at_once.get<std::size_t>();
+    if (const json& rank = at(answer, "max_lora_rank"); rank.is_number_unsigned())
+      limits.rank = rank.get<std::int64_t>();
+    return limits;
+  }
+  Step load_adapter(const std::string& name, const std::filesystem::path& folder) const override {
+    return {.call = post("/load_lora_adapter", {{"lora_name", name}, {"lora_path", folder.string()}}),
+            .long_work = true,
+            .check_answer = check_success};
+  }
+  Call unload_adapter(const std::string& name) const override {
+    return post("/unload_lora_adapter", {{"lora_name", name}});
+  }
+
   std::vector<Step> name_weights(Version version) const override {
     return {{.call = post("/update_weight_version",
                           {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}),
@@ -125,10 +163,13 @@ class Sglang final : public Protocol {
   static constexpr std::uint64_t kSeedMax = 0x7fffffff;  // a signed 32-bit number
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
-  static Call generate(const json& body) { return post("/generate", body); }
-  // All parameters for which a server or model may have its own default.
+  static Call generate(json body, const std::string& adapter) {
+    if (!adapter.empty()) body["lora_path"] = adapter;
+    return post("/generate", body);
+  }
+  // States all parameters for which a server or model may have its own default.
   static json sampling(double temperature, std::int64_t tokens_max, std::uint64_t seed,
-                       const std::vector<model::Token>& ends) {
+                       const std::vector<model::Token>& end_tokens) {
     json params = {{"max_new_tokens", tokens_max},
                    {"temperature", temperature},
                    {"top_p", 1.0},
@@ -137,10 +178,10 @@ class Sglang final : public Protocol {
                    {"frequency_penalty", 0.0},
                    {"presence_penalty", 0.0},
                    {"repetition_penalty", 1.0},
-                   {"ignore_eos", ends.empty()},
+                   {"ignore_eos", end_tokens.empty()},
                    {"no_stop_trim", true},
                    {"sampling_seed", seed & kSeedMax}};
-    if (!ends.empty()) params["stop_token_ids"] = ends;
+    if (!end_tokens.empty()) params["stop_token_ids"] = end_tokens;
     return params;
   }
 };

@@ -19,13 +19,16 @@ class Vllm final : public Protocol {
  public:
   std::string_view name() const override { return "vLLM"; }
   std::vector<std::pair<std::string, std::string>> environment() const override {
-    return {{"VLLM_SERVER_DEV_MODE", "1"}};
+    return {{"VLLM_SERVER_DEV_MODE", "1"}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"}};
+  }
+  std::string adapter_options(std::int64_t rank) const override {
+    return fmt::format("--enable-lora --max-lora-rank {} --max-loras 4 --lora-target-modules MODULES", rank);
   }
   Call health() const override { return {"GET", "/health", ""}; }
 
-  std::optional<Call> served_model() const override { return Call{"GET", "/v1/models", ""}; }
-  // {"data": [{"root": "<the folder>"}]}
-  std::filesystem::path served_folder(std::string_view body) const override {
+  std::optional<Call> served_folder_request() const override { return Call{"GET", "/v1/models", ""}; }
+  // Parses {"data": [{"root": "<the folder>"}]}.
+  std::filesystem::path parse_served_folder(std::string_view body) const override {
     const Result<json> answer = parse_answer(body);
     if (!answer) return {};
     const json& models = at(*answer, "data");
@@ -70,23 +73,27 @@ class Vllm final : public Protocol {
   // the head leaves it with the first policy's values.
   bool needs_separate_head() const override { return true; }
 
-  Call draw(const Draw& request) const override {
+  Call sample_call(const SampleRequest& request) const override {
     json params = sampling(request.temperature, request.tokens_max);
     params["logprobs"] = 0;
-    params["ignore_eos"] = request.ends.empty();
-    if (!request.ends.empty()) params["stop_token_ids"] = request.ends;
-    if (!request.stop.empty()) params["stop"] = request.stop, params["include_stop_str_in_output"] = true;
-    if (!has_generate_endpoint_) return completion(request.context, std::move(params));
-    return post(kGenerate, {{"token_ids", request.context},
-                            {"sampling_params", params},
-                            {"cache_salt", request.weights},
-                            {"return_token_ids", true}});
+    params["ignore_eos"] = request.end_tokens.empty();
+    if (!request.end_tokens.empty()) params["stop_token_ids"] = request.end_tokens;
+    if (!request.stop_strings.empty())
+      params["stop"] = request.stop_strings, params["include_stop_str_in_output"] = true;
+    if (!has_generate_endpoint_) return completion(request.context, std::move(params), request.adapter);
+    json body = {{"token_ids", request.context},
+                 {"sampling_params", params},
+                 {"cache_salt", request.weights_name},
+                 {"return_token_ids", true}};
+    if (!request.adapter.empty()) body["model"] = request.adapter;
+    return post(kGenerate, body);
   }
-  Result<Piece> parse_piece(const Draw& request, std::string_view body) const override {
+  Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
-    Piece piece;
-    piece.aborted = at(choice, "finish_reason") == "abort";
+    ECHO_TRY(check_adapter(answer, request.adapter));
+    SampleResponse sampled;
+    sampled.aborted = at(choice, "finish_reason") == "abort";
     if (const json& prompt = at(has_generate_endpoint_ ? answer : choice, "prompt_token_ids"); !prompt.is_null()) {
       ECHO_ASSIGN(const auto context, tokens_of(prompt, "prompt_token_ids"));
       if (context != request.context)
@@ -94,37 +101,40 @@ class Vllm final : public Protocol {
     }
     const json& ids = at(choice, "token_ids");
     if (ids.is_null()) {
-      if (piece.aborted) return piece;
+      if (sampled.aborted) return sampled;
       return unexpected_answer("no 'token_ids': it does not know `return_token_ids`, which vLLM has since 0.10.2");
     }
-    ECHO_ASSIGN(piece.tokens, tokens_of(ids, "token_ids"));
+    ECHO_ASSIGN(sampled.tokens, tokens_of(ids, "token_ids"));
     const json& logprobs = at(choice, "logprobs", has_generate_endpoint_ ? "content" : "token_logprobs");
-    if (!logprobs.is_array() || logprobs.size() != piece.tokens.size()) {
+    if (!logprobs.is_array() || logprobs.size() != sampled.tokens.size()) {
       // An aborted response may lack log-probabilities. Its tokens cannot be used then.
-      if (piece.aborted) return Piece{.tokens = {}, .logprobs = {}, .aborted = true, .spans = {}};
-      return unexpected_answer("expected {} log-probabilities, found {}", piece.tokens.size(), excerpt(logprobs));
+      if (sampled.aborted) return SampleResponse{.tokens = {}, .logprobs = {}, .aborted = true, .spans = {}};
+      return unexpected_answer("expected {} log-probabilities, found {}", sampled.tokens.size(), excerpt(logprobs));
     }
     for (std::size_t i = 0; i < logprobs.size(); ++i) {
-      if (has_generate_endpoint_ && at(logprobs[i], "token_id") != piece.tokens[i])
-        return unexpected_answer("expected the log-probability of token {}, found {}", piece.tokens[i],
+      if (has_generate_endpoint_ && at(logprobs[i], "token_id") != sampled.tokens[i])
+        return unexpected_answer("expected the log-probability of token {}, found {}", sampled.tokens[i],
                                  excerpt(logprobs[i]));
       ECHO_ASSIGN(const double logprob, logprob_of(has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i]));
-      piece.logprobs.push_back(logprob);
+      sampled.logprobs.push_back(logprob);
     }
-    if (has_generate_endpoint_) ECHO_TRY(read_spans(at(choice, "weight_versions"), piece));
-    return piece;
+    // The spans are of the base; an adapter does not change during a response.
+    if (has_generate_endpoint_ && request.adapter.empty()) ECHO_TRY(read_spans(at(choice, "weight_versions"), sampled));
+    return sampled;
   }
 
-  Call probe(const std::vector<model::Token>& text) const override {
+  Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
     json params = sampling(1, 1);
     params["prompt_logprobs"] = 0;
     params["ignore_eos"] = true;
-    return completion(text, std::move(params));
+    return completion(text, std::move(params), adapter);
   }
-  // [null, {"<token>": {"logprob": ...}}, ...]
-  Result<TextScores> parse_scores(const std::vector<model::Token>& text, std::string_view body) const override {
+  // Parses prompt_logprobs: [null, {"<token>": {"logprob": ...}}, ...].
+  Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
+                                  std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
+    ECHO_TRY(check_adapter(answer, adapter));
     const json& entries = at(choice, "prompt_logprobs");
     if (!entries.is_array() || entries.size() != text.size())
       return unexpected_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(entries));
@@ -140,11 +150,11 @@ class Vllm final : public Protocol {
     return scores;
   }
 
-  Call spread(const std::vector<model::Token>& text, double temperature) const override {
+  Call spread_request(const std::vector<model::Token>& text, double temperature) const override {
     json params = sampling(temperature, 1);
     params["logprobs"] = 5;
     params["return_tokens_as_token_ids"] = true;  // otherwise two tokens with the same text would be one
-    return completion(text, std::move(params));
+    return completion(text, std::move(params), {});
   }
   Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -187,11 +197,54 @@ class Vllm final : public Protocol {
     if (!has_generate_endpoint_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
   }
-  // Ends an update that has begun; vLLM refuses the call if there is none.
+  // Ends an update that has begun. vLLM refuses the call if there is none, so it is optional.
   std::vector<Step> abort_handover() const override {
     return {{.call = post("/finish_weight_update", json::object()), .optional = true}};
   }
   Step resume() const override { return {.call = {"POST", "/resume", ""}, .optional = true}; }
+
+  Call adapter_limits_request() const override { return {"GET", "/server_info?config_format=json", ""}; }
+  // {"vllm_config": {"lora_config": {"max_lora_rank": 16, "max_loras": 4, ...}}}; null without --enable-lora
+  Result<AdapterLimits> adapter_limits(int status, std::string_view body) const override {
+    if (status == 404 || status == 405) return AdapterLimits{};
+    if (status != 200)
+      return fail(Code::kUnavailable, "engine", "/server_info: expected status 200, found {} ({})", status,
+                  printable(body, 300));
+    ECHO_ASSIGN(const json answer, parse_answer(body));
+    const json& config = at(answer, "vllm_config", "lora_config");
+    if (config.is_null()) return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
+    // On a CPU, vLLM 0.32 wraps the output head if it is not left out. Its engine then ends at the first probe (a
+    // prompt with log-probabilities) under an adapter beside another request.
+    if (at(config, "target_modules").is_null() && config.contains("target_modules") &&
+        at(answer, "vllm_config", "device_config", "device") == "cpu")
+      return fail(Code::kInvalid, "engine",
+                  "on a CPU it needs --lora-target-modules, with the modules of "
+                  "learner.adapter.targets and without lm_head");
+    const json &at_once = at(config, "max_loras"), &rank = at(config, "max_lora_rank");
+    if (!at_once.is_number_unsigned() || !rank.is_number_unsigned())
+      return unexpected_answer("expected max_loras and max_lora_rank in lora_config, found {}", excerpt(config));
+    AdapterLimits limits{at_once.get<std::size_t>(), rank.get<std::int64_t>(), std::nullopt};
+    if (const json& modules = at(config, "target_modules"); modules.is_array()) {
+      limits.modules.emplace();
+      for (const json& module : modules)
+        if (const auto name = text_of(module)) {
+          limits.modules->push_back(*name);
+          for (const char* packed : *name == "qkv_proj"       ? kPackedAttention
+                                    : *name == "gate_up_proj" ? kPackedGate
+                                                              : kNotPacked)
+            limits.modules->emplace_back(packed);
+        }
+    }
+    return limits;
+  }
+  Step load_adapter(const std::string& name, const std::filesystem::path& folder) const override {
+    return {.call = post("/v1/load_lora_adapter", {{"lora_name", name}, {"lora_path", folder.string()}}),
+            .long_work = true};
+  }
+  Call unload_adapter(const std::string& name) const override {
+    return post("/v1/unload_lora_adapter", {{"lora_name", name}});
+  }
+
   std::vector<Step> name_weights(Version version) const override {
     if (!has_generate_endpoint_) return {};
     return {version_step(version)};
@@ -199,11 +252,21 @@ class Vllm final : public Protocol {
 
  private:
   static constexpr const char* kGenerate = "/inference/v1/generate";
+  // Modules that vLLM computes together, under another name.
+  inline static const std::vector<const char*> kPackedAttention{"q_proj", "k_proj", "v_proj"},
+      kPackedGate{"gate_proj", "up_proj"}, kNotPacked{};
   static constexpr int kReceiverInterface = 1;  // version of the plug-in's interface
   static constexpr std::string_view kWorkerErrorPrefix = "failed with error '";
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
-  static Call completion(const std::vector<model::Token>& prompt, json body) {
+  // An answer to a request that named an adapter must be of that adapter.
+  static Status check_adapter(const json& answer, const std::string& adapter) {
+    if (adapter.empty() || at(answer, "model") == adapter) return ok();
+    return fail(Code::kStale, "answer of the engine", "expected model '{}', found {}", adapter,
+                excerpt(at(answer, "model")));
+  }
+  static Call completion(const std::vector<model::Token>& prompt, json body, const std::string& adapter) {
+    if (!adapter.empty()) body["model"] = adapter;
     body["prompt"] = prompt;
     body["n"] = 1;
     body["return_token_ids"] = true;
@@ -226,20 +289,20 @@ class Vllm final : public Protocol {
             {"presence_penalty", 0.0},
             {"repetition_penalty", 1.0}};
   }
-  // [{"version": "3", "start": 0, "end": 5}, ...]; the spans must cover all tokens.
-  static Status read_spans(const json& spans, Piece& piece) {
+  // Parses [{"version": "3", "start": 0, "end": 5}, ...]. The spans must cover all tokens.
+  static Status read_spans(const json& spans, SampleResponse& sampled) {
     std::size_t end = 0;
     if (spans.is_array())
       for (const json& span : spans) {
-        const auto weights = text_of(at(span, "version"));
-        if (!weights || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
+        const auto weights_name = text_of(at(span, "version"));
+        if (!weights_name || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
             at(span, "end").get<std::size_t>() <= end)
           break;
         end = at(span, "end").get<std::size_t>();
-        piece.spans.push_back({*weights, end});
+        sampled.spans.push_back({*weights_name, end});
       }
-    if (end == piece.tokens.size()) return ok();
-    return unexpected_answer("expected spans of {} tokens in weight_versions, found {}", piece.tokens.size(),
+    if (end == sampled.tokens.size()) return ok();
+    return unexpected_answer("expected spans of {} tokens in weight_versions, found {}", sampled.tokens.size(),
                              excerpt(spans));
   }
 

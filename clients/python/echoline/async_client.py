@@ -11,7 +11,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, TypeVar, Union
 from .batch import Batch
 from .client import LONGEST_WAIT_S, Client, Error, Stale, Status
 
-_WAIT_S = 1.0  # the longest wait within one call; a call after a cancelled take() waits for its end
+# The longest wait within one call of `Client`. It bounds the wait for a cancelled take(), which must end before the
+# next call begins.
+_WAIT_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -29,7 +31,7 @@ class AsyncClient:
     def __init__(self, run: Union[str, "os.PathLike[str]"], timeout: float = 600.0, patience: float = 60.0):
         """As in `Client`, but the first call connects."""
         self._connect = functools.partial(Client, run, timeout, patience)
-        self._client: Optional[Client] = None  # of the thread
+        self._client: Optional[Client] = None  # used only by the thread, which makes it at the first call
         self._unclaimed: Optional[Batch] = None  # a batch that no take() has returned yet
         self._thread = ThreadPoolExecutor(1, "echoline")
 
@@ -41,9 +43,10 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Gives back a batch that no take() has returned, and ends the connection."""
+        """Gives back a batch that no take() has returned, and ends the connection. Without an earlier call, it connects
+        first."""
         try:
-            await self._call(self._end)
+            await self._call(self._give_back_and_close)
         finally:
             self._thread.shutdown(wait=False)
 
@@ -56,8 +59,8 @@ class AsyncClient:
     async def take(self, wait: float = LONGEST_WAIT_S, lease: float = 600.0, takeover: bool = False) -> Optional[Batch]:
         deadline = time.monotonic() + wait
         while True:
-            left = max(0.0, min(_WAIT_S, deadline - time.monotonic()))
-            await self._call(lambda client: self._take(client, left, lease, takeover))
+            wait_s = max(0.0, min(_WAIT_S, deadline - time.monotonic()))
+            await self._call(lambda client: self._refill_unclaimed(client, wait_s, lease, takeover))
             batch, self._unclaimed = self._unclaimed, None
             if batch is not None or time.monotonic() >= deadline:
                 return batch
@@ -76,9 +79,12 @@ class AsyncClient:
 
     async def publish(self, version: int, policy: Union[str, "os.PathLike[str]", Mapping[str, Any]],
                       keep_types: bool = False) -> None:
-        """As in `Client`. Do not change the tensors before it returns; if it is cancelled, before the next call has
-        returned."""
+        """As in `Client`. Do not change the tensors until publish() returns. If it is cancelled, do not change them
+        until the next call has returned."""
         await self._call(lambda client: client.publish(version, policy, keep_types))
+
+    async def publish_adapter(self, version: int, adapter: Any, name: str = "default") -> None:
+        await self._call(lambda client: client.publish_adapter(version, adapter, name))
 
     async def publish_shards(self, version: int, state: Mapping[str, Any], rank: int, ranks: int, attempt: str) -> None:
         await self._call(lambda client: client.publish_shards(version, state, rank, ranks, attempt))
@@ -90,6 +96,8 @@ class AsyncClient:
         return await self._call(lambda client: client.evaluated(version, responses, **figures))
 
     async def _call(self, function: Callable[[Client], _T]) -> _T:
+        """Runs the function on the client's thread and returns its result."""
+
         def run() -> _T:
             if self._client is None:
                 self._client = self._connect()
@@ -97,20 +105,20 @@ class AsyncClient:
 
         return await asyncio.wrap_future(self._thread.submit(run))
 
-    def _take(self, client: Client, wait: float, lease: float, takeover: bool) -> None:
+    def _refill_unclaimed(self, client: Client, wait: float, lease: float, takeover: bool) -> None:
         if self._unclaimed is not None:
             try:
                 client.renew(self._unclaimed, lease)
                 return
-            except Stale:
+            except Stale:  # the learner hands the batch out again
                 self._unclaimed = None
         self._unclaimed = client.take(wait, lease, takeover)
 
-    def _end(self, client: Client) -> None:
+    def _give_back_and_close(self, client: Client) -> None:
         batch, self._unclaimed = self._unclaimed, None
         try:
             if batch is not None:
                 client.give_back(batch)
         except Error:
-            pass  # its lease has ended, or will
+            pass  # the learner takes the batch back when its lease ends
         client.close()

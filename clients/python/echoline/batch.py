@@ -8,21 +8,22 @@ from .safetensors import Tensor, unpack
 
 
 class Batch:
-    """The result of `Client.take()`: n trajectories of whole groups, with their tokens concatenated. The tensors
-    (docs/trainers.md has their meanings) are:
+    """The result of `Client.take()`: n trajectories of whole groups (all rollouts of a problem). The tokens of all
+    trajectories are concatenated: P tokens of prompts, N of responses. docs/trainers.md explains the tensors:
 
-    prompt_tokens [P], prompt_ends [n], response_tokens, logprobs, versions, loss_mask [N], response_ends [n], group,
-    member, worker, reward, correct, finished [n].
+    - [P]: prompt_tokens
+    - [N]: response_tokens, logprobs, versions, loss_mask
+    - [n]: prompt_ends, response_ends, group, member, worker, reward, correct, finished
     """
 
     def __init__(self, lease: str, step: int, data: bytes):
         self.lease, self.step, self._data = lease, step, data
         self.tensors: Mapping[str, Tensor]
         self.tensors, metadata = unpack(data)
-        self.problems: List[str] = json.loads(metadata["problems"])
+        self.problems: List[str] = json.loads(metadata["problems"])  # the problem's id of each trajectory
 
     def __reduce__(self) -> Any:
-        """Pickles, so that the ranks of a trainer can share a batch."""
+        """Pickles the batch, so that the ranks of a trainer can share it."""
         return Batch, (self.lease, self.step, self._data)
 
     def __len__(self) -> int:

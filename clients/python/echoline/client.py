@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from . import safetensors, shards
+from . import adapters, safetensors, shards
 from .batch import Batch
 
 ADDRESS_FILE = "trainer-api.json"
@@ -21,7 +21,7 @@ _RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)  # the last delay is used for all furthe
 
 
 class Error(Exception):
-    """An error that the learner returned, or the lack of an answer."""
+    """The learner returned an error, or no answer."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -42,7 +42,7 @@ class Status:
     version_wanted: Optional[int]  # the learner waits for this version
     version_published: int
     evaluation_wanted: Optional[int]  # the run asks for this version's answers to the held-out problems
-    raw: Mapping[str, Any]  # the whole answer, with the model's configuration and the sampling
+    raw: Mapping[str, Any]  # the learner's whole answer, with the model's configuration and the sampling
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -63,8 +63,8 @@ class Client:
     `patience` seconds. Every call that changes something has an id, and the learner executes it only once."""
 
     def __init__(self, run: Union[str, "os.PathLike[str]"], timeout: float = 600.0, patience: float = 60.0):
-        """`timeout`: seconds to wait for bytes of one answer. `patience`: seconds for which a call is retried, also the
-        constructor's own first call."""
+        """`timeout`: seconds for the longest pause between bytes of an answer. `patience`: seconds for which a call is
+        retried. Both apply to the constructor, too, which calls status()."""
         self._run, self._timeout, self._patience = run, timeout, patience
         self._connection: Optional[http.client.HTTPConnection] = None
         self._headers: Dict[str, str] = {}
@@ -77,7 +77,8 @@ class Client:
             self._connection = None
 
     def status(self) -> Status:
-        raw = self._json("GET", "/v1/status")
+        """Asks the learner for the state of the run."""
+        raw = self._call_json("GET", "/v1/status")
         return Status(raw["steps"], raw["steps_total"], raw["batch"], raw["version_wanted"], raw["version_published"],
                       raw.get("evaluation_wanted"), raw)
 
@@ -85,7 +86,7 @@ class Client:
         """All rows of the run's metrics.jsonl except the first `after`, fetched page by page. With `last`, only that
         number of last rows, at most 10,000 rows and 1 MiB."""
         if last is not None:
-            last_rows: List[Dict[str, Any]] = self._json("GET", f"/v1/metrics?last={last}")
+            last_rows: List[Dict[str, Any]] = self._call_json("GET", f"/v1/metrics?last={last}")
             return last_rows
         rows: List[Dict[str, Any]] = []
         while True:
@@ -95,8 +96,9 @@ class Client:
                 return rows
 
     def take(self, wait: float = LONGEST_WAIT_S, lease: float = 600.0, takeover: bool = False) -> Optional[Batch]:
-        """The next batch, or None if the learner has none within `wait` seconds. It is leased to this trainer for
-        `lease` seconds. `takeover` takes the batch of a trainer that has crashed."""
+        """Returns the next batch, or None if the learner has none within `wait` seconds. The batch is leased to this
+        trainer for `lease` seconds; no other trainer gets it in this time. `takeover` takes the batch of a trainer that
+        has crashed."""
         deadline = time.monotonic() + wait
         while True:
             wait_s = max(0.0, min(LONGEST_WAIT_S, deadline - time.monotonic()))
@@ -109,71 +111,85 @@ class Client:
 
     def renew(self, batch: Batch, lease: float = 600.0) -> None:
         """Extends the lease of the batch to `lease` seconds from now. Raises Stale if it has ended."""
-        self._json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
+        self._call_json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
 
     def score(self, batch: Batch, logprobs: Any, entropies: Any = None) -> None:
-        """Sends the log-probabilities of the batch's response tokens under the trainer's model, before consume(). They
-        are in the batch's order and at the run's temperature; NaN means not computed. `entropies` are optional. With
-        them the learner detects workers that invent responses. Both are sequences of numbers, numpy arrays or torch
-        tensors."""
+        """Sends the log-probabilities of the batch's response tokens under the trainer's model. Call it before
+        consume(). `logprobs` are in the batch's order and at the run's temperature; NaN means not computed. `entropies`
+        are optional; with them the learner detects workers that invent responses. Both arguments are sequences of
+        numbers, numpy arrays or torch tensors."""
         tensors = {"logprobs": safetensors.of_floats(logprobs)}
         if entropies is not None:
             tensors["entropies"] = safetensors.of_floats(entropies)
-        self._json("POST", f"/v1/batch/{batch.lease}/scores", safetensors.pack(tensors), "application/octet-stream")
+        self._call_json("POST", f"/v1/batch/{batch.lease}/scores", safetensors.pack(tensors),
+                        "application/octet-stream")
 
     def consume(self, batch: Batch, figures: Optional[Mapping[str, float]] = None) -> Status:
         """Ends the learner step: the trainer has trained on the batch, which is not handed out again. `figures` are
         the trainer's own metrics, which are added to the step's row in metrics.jsonl."""
         body = json.dumps({"figures": {name: float(value) for name, value in (figures or {}).items()}}, allow_nan=False)
-        self._json("POST", f"/v1/batch/{batch.lease}/consume", body.encode())
+        self._call_json("POST", f"/v1/batch/{batch.lease}/consume", body.encode())
         return self.status()
 
     def give_back(self, batch: Batch) -> None:
         """Returns the batch untrained, so that it is handed out again. Raises Stale if the lease has ended."""
-        self._json("POST", f"/v1/batch/{batch.lease}/return")
+        self._call_json("POST", f"/v1/batch/{batch.lease}/return")
 
     def publish(self, version: int, policy: Union[str, "os.PathLike[str]", Mapping[str, Any]],
                 keep_types: bool = False) -> None:
         """Publishes `policy` as version `version`: the weights after that many learner steps. `policy` is a folder or
         file of safetensors, or a mapping from Hugging Face names to torch tensors or `Tensor`s.
 
-        Torch tensors are rounded to BF16. `keep_types` sends those of every type as they are, for a model that echoline
-        only carries. Tensors on the CPU are then sent from their own memory; do not change them until this returns."""
+        Torch tensors are rounded to BF16. `keep_types` sends tensors of every type as they are, for a model that
+        echoline only carries (distributes, but cannot compute). Tensors on the CPU are then sent from their own memory;
+        do not change them until this returns."""
         path = f"/v1/policy/{version}"
         if isinstance(policy, (str, os.PathLike)):
-            self._json("POST", path, json.dumps({"path": os.path.abspath(policy)}).encode())
+            self._call_json("POST", path, json.dumps({"path": os.path.abspath(policy)}).encode())
         else:
-            self._json("POST", path, safetensors.File(policy, keep_types), "application/octet-stream")
+            self._call_json("POST", path, safetensors.File(policy, keep_types), "application/octet-stream")
+
+    def publish_adapter(self, version: int, adapter: Any, name: str = "default") -> None:
+        """Publishes an adapter (LoRA) as version `version`, for a run with `learner.adapter`. The base is not sent; the
+        learner has it. `adapter` is a model of PEFT, PEFT's folder of an adapter, or a mapping from PEFT's names to
+        torch tensors or `Tensor`s. `name`: PEFT's name of the adapter within the model, which the names of tensors may
+        contain. Raises Error for another rank, other targets, missing tensors, or features that are not implemented,
+        such as DoRA and modules_to_save."""
+        if isinstance(adapter, (str, os.PathLike)):
+            self.publish(version, adapter)
+            return
+        file = safetensors.File(*adapters.of_model(adapter, name))
+        self._call_json("POST", f"/v1/policy/{version}", file, "application/octet-stream")
 
     def publish_shards(self, version: int, state: Mapping[str, Any], rank: int, ranks: int, attempt: str) -> None:
-        """Hands in this rank's part of the policy `version`. Every rank calls it, so that no rank needs the whole
-        policy. The version is published with the last part. `state`: Hugging Face names to torch tensors and DTensors,
-        or to `Shard`s. `attempt`: any text, the same on all ranks; another one after a restart of the trainer, whose
-        parts replace those of the attempt before."""
-        given = all(isinstance(value, shards.Shard) for value in state.values())
-        parts = state if given else shards.of_state(state, rank)
-        self._json("POST", f"/v1/policy/{version}/shards", shards.pack_part(parts, rank, ranks, attempt),
+        """Uploads this rank's part of policy version `version`. Every rank calls it, so that no rank needs the whole
+        policy. The learner publishes the version when it has all parts. `state`: Hugging Face names to torch tensors
+        and DTensors, or to `Shard`s. `attempt`: any text, the same on all ranks. A restarted trainer chooses another
+        one, and its parts replace those of the earlier attempt."""
+        is_sharded = all(isinstance(value, shards.Shard) for value in state.values())
+        parts = state if is_sharded else shards.shards_of_rank(state, rank)
+        self._call_json("POST", f"/v1/policy/{version}/shards", shards.pack_part(parts, rank, ranks, attempt),
                    "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
-        """Begins an evaluation by this trainer. Returns a dict with `problems` (the held-out problems, each with `id`,
-        `prompt` and `prompt_tokens`), `response_tokens_max`, `eos` and `stop`. From then on, the learner waits for
-        evaluated() at the end of the run."""
-        problems: Dict[str, Any] = self._json("GET", "/v1/evaluation")
+        """Begins an evaluation by this trainer: returns the problems that the run does not train on. The result is a
+        dict with `problems` (each with `id`, `prompt` and `prompt_tokens`), `response_tokens_max`, `eos` and `stop`.
+        From then on, the learner waits for evaluated() at the end of the run."""
+        problems: Dict[str, Any] = self._call_json("GET", "/v1/evaluation")
         return problems
 
     def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
-        """Ends an evaluation: sends the responses of the policy `version` to the held-out problems, by problem id, as
-        tokens or texts. The learner grades them up to their end token. Alternatively, `figures` are the trainer's own
-        results: accuracy, problems, reward_mean. Returns the accuracy."""
+        """Ends an evaluation. Sends the responses of policy version `version` to the held-out problems, by problem id,
+        as tokens or texts. The learner grades each response up to its end token. Alternatively, `figures` are the
+        trainer's own results: accuracy, problems, reward_mean. Returns the accuracy."""
         body = json.dumps({"responses": dict(responses)} if responses is not None else figures, allow_nan=False)
-        return float(self._json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"])
+        return float(self._call_json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"])
 
-    def _json(self, method: str, path: str, body: _Body = None, kind: str = "application/json") -> Any:
-        return json.loads(self._call(method, path, body, kind)[1])
+    def _call_json(self, method: str, path: str, body: _Body = None, content_type: str = "application/json") -> Any:
+        return json.loads(self._call(method, path, body, content_type)[1])
 
     def _connect(self) -> http.client.HTTPConnection:
-        """A new connection. The address is read again, because a restarted learner has another one."""
+        """Returns a new connection. Reads the address again, because a restarted learner has another one."""
         with open(os.path.join(self._run, ADDRESS_FILE), encoding="utf-8") as file:
             address = json.load(file)
         self._headers = {"Authorization": "Bearer " + address["token"]} if "token" in address else {}
@@ -190,9 +206,9 @@ class Client:
         try:
             self._connection.request(method, path, body=body, headers={**self._headers, **headers})
         except OSError:
-            if self._connection.sock is None:
+            if self._connection.sock is None:  # no connection was made, so there is no answer to read
                 raise
-            # The learner may have refused the request before reading all of it; then its answer can be read.
+            # The learner may have refused the request before reading all of it. Then its answer can be read.
         response = self._connection.getresponse()
         data = response.read()
         # A response that breaks off within its headers looks like one without a body.
@@ -201,15 +217,15 @@ class Client:
         return response, data
 
     def _call(self, method: str, path: str, body: _Body = None,
-              kind: str = "application/json") -> Tuple[http.client.HTTPResponse, bytes]:
-        """Returns the response and its body. Repeats the call while there is no complete answer, or one that says that
-        the learner is busy (408, 503). Raises Error for every other error, at once."""
+              content_type: str = "application/json") -> Tuple[http.client.HTTPResponse, bytes]:
+        """Returns the response and its body. Repeats the call while the answer is incomplete or says that the learner
+        is busy (408, 503). Raises Error for every other error, at once."""
         size = 0 if body is None else body.nbytes if isinstance(body, safetensors.File) else len(body)
         headers = {"Content-Length": str(size)}
         if body is not None:
-            headers["Content-Type"] = kind
+            headers["Content-Type"] = content_type
         if method != "GET":
-            headers["Idempotency-Key"] = uuid.uuid4().hex
+            headers["Idempotency-Key"] = uuid.uuid4().hex  # the same for every attempt, so the learner acts only once
         deadline = time.monotonic() + self._patience
         for attempt in itertools.count():
             try:

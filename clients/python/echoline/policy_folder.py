@@ -11,8 +11,8 @@ Layout = Mapping[str, Tuple[str, Tuple[int, ...]]]  # dtype and shape of each te
 
 
 class PolicyFolder:
-    """Maps the files of the folder. The worker overwrites tensors in place, so the mapping shows the newest policy; the
-    caller reads only while the worker does not write."""
+    """Maps the files of the folder. The worker overwrites tensors in place, so the mapping shows the newest policy. The
+    caller must read only while the worker does not write."""
 
     def __init__(self, path: str):
         self.path = os.path.realpath(path)
@@ -22,7 +22,7 @@ class PolicyFolder:
         self.refresh()
 
     def refresh(self) -> Layout:
-        """Maps files that are new or have been replaced, and returns the layout of all. Raises ValueError if they are
+        """Maps files that are new or have been replaced. Returns the layout of all files. Raises ValueError if they are
         not a policy."""
         names = sorted(name for name in os.listdir(self.path) if name.endswith(".safetensors"))
         if not names:
@@ -32,9 +32,9 @@ class PolicyFolder:
             with open(os.path.join(self.path, name), "rb") as file:
                 status = os.fstat(file.fileno())
                 identity = (status.st_dev, status.st_ino, status.st_size)
-                known = self._files.get(name)
-                if known is not None and known[0] == identity:
-                    files[name] = known
+                mapped_before = self._files.get(name)
+                if mapped_before is not None and mapped_before[0] == identity:
+                    files[name] = mapped_before
                 else:
                     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                     mapped_tensors, _metadata = safetensors.unpack(mapping)
@@ -53,9 +53,9 @@ class PolicyFolder:
 
 
 def whole_layers(changed: Set[str], all_names: Iterable[str]) -> Dict[str, List[str]]:
-    """Groups of tensors that contain a changed one, by the prefix of their names. A group is a decoder layer
-    ("model.layers.3") or a module outside of the layers ("lm_head"). A server that fuses tensors of a layer (q, k, v)
-    must get all of them together."""
+    """Returns the groups of tensors that contain a changed one, by the prefix of their names. A group is a decoder
+    layer ("model.layers.3") or a module outside of the layers ("lm_head"). A server that fuses tensors of a layer, such
+    as queries, keys and values, must get all of them together."""
     groups: Dict[str, List[str]] = {}
     for name in all_names:
         groups.setdefault(layer_of(name), []).append(name)
@@ -63,7 +63,7 @@ def whole_layers(changed: Set[str], all_names: Iterable[str]) -> Dict[str, List[
 
 
 def layer_of(name: str) -> str:
-    """The prefix of whole_layers() for a tensor's name."""
+    """Returns the prefix of a tensor's name that whole_layers() groups by."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdigit():

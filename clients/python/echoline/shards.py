@@ -4,40 +4,40 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from .safetensors import Tensor, of_torch, pack
+from . import safetensors
 
 
 class Shard(NamedTuple):
-    """A box of a tensor: `content` begins at index `offset` of a tensor with this shape."""
+    """A box of a tensor: the part that one rank holds."""
 
-    content: Tensor
-    shape: Sequence[int]
-    offset: Sequence[int]
+    content: safetensors.Tensor
+    shape: Sequence[int]  # of the whole tensor
+    offset: Sequence[int]  # index of the box's first element in the whole tensor
 
 
-def of_state(state: Mapping[str, Any], rank: int) -> Dict[str, Shard]:
-    """The shards of this rank. `state` maps Hugging Face's names to torch tensors, as model.state_dict() of FSDP2 does:
-    DTensors, of which the rank holds a part, and plain tensors, which all ranks hold and rank 0 hands in. Floating
-    point numbers become BF16."""
+def shards_of_rank(state: Mapping[str, Any], rank: int) -> Dict[str, Shard]:
+    """The shards that this rank uploads. `state` maps Hugging Face's names to torch tensors, as model.state_dict() of
+    FSDP2 does. A rank holds a part of each DTensor. All ranks hold the plain tensors, and only rank 0 uploads them.
+    Floating point numbers become BF16."""
     shards = {}
     for name, value in state.items():
         if hasattr(value, "to_local"):
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
             _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-            local = value.to_local()
-            if local.numel() > 0 and not _is_copy(value):
-                shards[name] = Shard(of_torch(local), tuple(value.shape), tuple(offset))
+            local_part = value.to_local()
+            if local_part.numel() > 0 and not _is_copy(value):
+                shards[name] = Shard(safetensors.of_torch(local_part), tuple(value.shape), tuple(offset))
         elif rank == 0:
-            shards[name] = Shard(of_torch(value), tuple(value.shape), (0,) * value.dim())
+            shards[name] = Shard(safetensors.of_torch(value), tuple(value.shape), (0,) * value.dim())
     return shards
 
 
 def _is_copy(value: Any) -> bool:
-    """Whether another rank holds the same part and hands it in: along a replicated dimension of the mesh, only index 0
-    does."""
-    coordinate = value.device_mesh.get_coordinate()
-    for placement, index in zip(value.placements, coordinate):
+    """Whether another rank holds the same part and uploads it. Along a replicated dimension of the mesh (the grid of
+    ranks), only the rank with index 0 uploads."""
+    mesh_indices = value.device_mesh.get_coordinate()
+    for placement, index in zip(value.placements, mesh_indices):
         if placement.is_partial():
             raise ValueError("a partial DTensor has no values of the policy: redistribute it first")
         if placement.is_replicate() and index != 0:
@@ -46,8 +46,10 @@ def _is_copy(value: Any) -> bool:
 
 
 def pack_part(shards: Mapping[str, Shard], rank: int, ranks: int, attempt: str) -> bytes:
-    """The body of POST /v1/policy/VERSION/shards: one rank's part."""
-    tensors = {name: {"name": name, "shape": list(shard.shape), "offset": list(shard.offset)}
-               for name, shard in shards.items()}
-    metadata = {"rank": rank, "ranks": ranks, "attempt": attempt, "tensors": tensors}
-    return pack({name: shard.content for name, shard in shards.items()}, {"echoline_shards": json.dumps(metadata)})
+    """Returns the body of POST /v1/policy/VERSION/shards: one rank's part. `attempt` is the same text on all ranks. A
+    restarted trainer chooses another one, so that the learner does not join parts of two attempts."""
+    boxes = {name: {"name": name, "shape": list(shard.shape), "offset": list(shard.offset)}
+             for name, shard in shards.items()}
+    metadata = {"rank": rank, "ranks": ranks, "attempt": attempt, "tensors": boxes}
+    return safetensors.pack({name: shard.content for name, shard in shards.items()},
+                            {"echoline_shards": json.dumps(metadata)})

@@ -22,12 +22,13 @@ from .client import Client
 
 @CheckpointEngineRegistry.register("echoline")
 class EcholineCheckpointEngine(CheckpointEngine):
-    """Each process of the actor gathers the weights with the others, and the first one publishes them."""
+    """Brings the weights of verl's actor (the model in training) to the rollouts. Each process of the actor gathers the
+    weights with the others, and the first one publishes them."""
 
     def __init__(self, run: str, bucket_size: int = 0, is_master: bool = False, patience: float = 600.0,
                  keep_types: bool = False):
         """`run`: the run's folder. `patience` and `keep_types`: as in `Client`. verl sets the other two."""
-        self._run, self._first, self._patience, self._keep_types = run, is_master, patience, keep_types
+        self._run, self._is_first, self._patience, self._keep_types = run, is_master, patience, keep_types
 
     def prepare(self) -> Dict[str, Any]:
         return {}
@@ -46,29 +47,29 @@ class EcholineCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Iterable[Tuple[str, Any]],
                            global_steps: Optional[int] = None) -> Dict[str, float]:
-        """Publishes the weights as version `global_steps`. Version 0 is the run's own model, and published only if the
-        learner waits for it. Returns seconds for verl's metrics."""
-        begun = time.perf_counter()
+        """Publishes the weights as version `global_steps`. Version 0 is the run's own model, which is published only if
+        the learner waits for it. Returns seconds for verl's metrics."""
+        started_at = time.perf_counter()
         policy: Dict[str, Any] = {}
-        for name, weight in weights:  # in every process, since gathering is collective
-            if self._first:
+        for name, weight in weights:  # every process iterates, because the gathering needs all of them
+            if self._is_first:
                 weight = weight.detach()
                 if not self._keep_types:
                     weight = weight.to(torch.bfloat16)
                 # A copy, because verl may use the memory again for the next tensor.
                 policy[name] = weight.to("cpu", copy=True)
-        if not self._first:
+        if not self._is_first:
             return {}
         if global_steps is None:
             raise ValueError("expected the global step, which is the version, found None")
-        gathered = time.perf_counter()
+        gathered_at = time.perf_counter()
         await asyncio.to_thread(self._publish, global_steps, policy)
-        return {"echoline/gather_seconds": gathered - begun,
-                "echoline/publish_seconds": time.perf_counter() - gathered}
+        return {"echoline/gather_seconds": gathered_at - started_at,
+                "echoline/publish_seconds": time.perf_counter() - gathered_at}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncIterator[Tuple[str, Any]]:
         raise NotImplementedError("the run's workers get the policies from the learner")
-        yield  # makes this a generator
+        yield  # without it, this would not be the generator that verl expects
 
     def _publish(self, version: int, policy: Dict[str, Any]) -> None:
         client = Client(self._run, patience=self._patience)

@@ -1,4 +1,4 @@
-"""Entry point of vLLM's plug-ins (`vllm.general_plugins`): makes the weight-transfer backend "echoline" known.
+"""Entry point for vLLM's plug-ins (`vllm.general_plugins`). Registers the weight-transfer backend "echoline".
 
     vllm serve ... --weight-transfer-config '{"backend": "echoline"}'
 """

@@ -66,7 +66,8 @@ bool task_broke(const Error& error) {
 
 class Check {
  public:
-  Check(const CheckOptions& options, const Clock& clock) : options_(options), clock_(clock), findings_(options.doing) {}
+  Check(const CheckOptions& options, const Clock& clock)
+      : options_(options), clock_(clock), findings_(options.before_call) {}
 
   Result<CheckReport> run() {
     ECHO_TRY(make_instances());
@@ -113,7 +114,7 @@ class Check {
   Result<Step> first_step(const Adapter& adapter, const Problem& problem, const std::string& response,
                           std::string_view what) {
     findings_.announce_call(what, problem.id(), Findings::printable_response(response));
-    ++first_steps_;
+    ++first_step_count_;
     auto episode = adapter.begin(problem, options_.seed);
     if (!episode) return std::move(episode).error();
     return step_and_wait(**episode, response);
@@ -138,7 +139,7 @@ class Check {
   void check_step(const Result<Step>& step, const Problem& problem, const std::string& response, bool plain,
                   std::string_view what) {
     if (!step) {
-      ++failed_steps_;
+      ++failed_step_count_;
       const Error& error = step.error();
       if (error.detail.empty())
         findings_.add_error("failures", fmt::format("without a word, at {}", what), problem.id(), response);
@@ -184,13 +185,13 @@ class Check {
                                         printable(name, kPartNameBytesShown), value),
                             problem.id(), response);
     }
-    rewards_.insert(std::isfinite(score.reward) ? score.reward : 0);
+    rewards_.insert(std::isfinite(score.reward) ? score.reward : 0);  // a set cannot order NaN
   }
 
   // `when` completes the sentence "it was worth 1, and 0 the second time".
   void report_difference(const char* check, std::string_view when, const Result<Step>& first, const Result<Step>& again,
                          const Problem& problem, const std::string& response) {
-    ++differences_;
+    ++difference_count_;
     if (!repeatable_ || scores_differ_) return;
     // A score that differs between two runs differs in the other checks too, so only the first difference is reported.
     scores_differ_ = check == std::string_view("scores");
@@ -270,14 +271,14 @@ class Check {
             auto episode = adapter_->begin(*questions[question].first, options_.seed);
             concurrent_steps[t].emplace_back(question, episode ? step_and_wait(**episode, questions[question].second)
                                                                : Result<Step>(episode.error()));
-            (void)adapter_->problem(i % options_.problems);
+            (void)adapter_->problem(i % options_.problems);  // problems are requested meanwhile, too
           }
         });
       for (std::thread& thread : threads) thread.join();
     }
     for (const auto& thread : concurrent_steps)
       for (const auto& [question, step] : thread) {
-        ++first_steps_;
+        ++first_step_count_;
         if (!is_same_step(sequential_steps[question], step))
           report_difference("threads", fmt::format("from one of {} threads", options_.threads),
                             sequential_steps[question], step, *questions[question].first, questions[question].second);
@@ -287,7 +288,7 @@ class Check {
 
   // Scores every kind of response: plain, hostile, a second time, and by a worker's copy.
   void check_responses() {
-    std::uint64_t kinds = 0, problems_tried = 0;
+    std::uint64_t kinds_tried = 0, problems_tried = 0;
     const std::size_t rounds = std::min(problems_.size(), kResponseProblemsMax);
     for (std::size_t i = 0; i < rounds && !(i > 0 && spent_more_than(kResponsesUntil)); ++i, ++problems_tried) {
       const Problem& problem = problems_[i];
@@ -312,18 +313,18 @@ class Check {
         if (!is_same_step(first, worker_step))
           report_difference("worker", "by a worker's copy", first, worker_step, problem, probe.text);
       }
-      kinds = std::max(kinds, tried);
+      kinds_tried = std::max(kinds_tried, tried);
       if (i == 0 && tried < probes.size())
         findings_.add_note(
             "speed",
             fmt::format("only {} of {} kinds of responses could be tried within the time; --seconds gives more", tried,
                         probes.size()));
     }
-    findings_.report.facts["responses"] = {{"kinds", kinds},
+    findings_.report.facts["responses"] = {{"kinds", kinds_tried},
                                            {"problems", problems_tried},
-                                           {"scores", first_steps_},
-                                           {"failed", failed_steps_},
-                                           {"differences", differences_},
+                                           {"scores", first_step_count_},
+                                           {"failed", failed_step_count_},
+                                           {"differences", difference_count_},
                                            {"rewards", rewards_.size()},
                                            {"slowest_seconds", seconds(slowest_step_)}};
     if (rewards_.size() == 1)
@@ -374,7 +375,7 @@ class Check {
       played.responses.push_back(response);
       played.steps.push_back(step_and_wait(**episode, response));
       const auto& step = played.steps.back();
-      ++turns_;
+      ++turn_count_;
       if (!step) break;
       played.ended = step->done;
       if (spent_more_than(1.0) && played.steps.size() > kLongEpisodeTurns) break;
@@ -419,7 +420,7 @@ class Check {
       }
       check_abandoned(problem, seed);
     }
-    findings_.report.facts["episodes"] = {{"played", count}, {"turns", turns_}, {"longest", longest}};
+    findings_.report.facts["episodes"] = {{"played", count}, {"turns", turn_count_}, {"longest", longest}};
   }
 
   // Plays two equal episodes in alternation: neither may influence the other.
@@ -453,7 +454,7 @@ class Check {
     if (!first_score || !second_score) return;
     check_score(*first_score, problem, "");
     if (first_score->reward != second_score->reward || first_score->components != second_score->components) {
-      ++differences_;
+      ++difference_count_;
       if (repeatable_)
         findings_.add_error(
             "episodes",
@@ -497,7 +498,7 @@ class Check {
   bool scores_differ_ = false;            // reported already
   std::vector<Problem> problems_;
   std::set<double> rewards_;
-  std::uint64_t first_steps_ = 0, failed_steps_ = 0, differences_ = 0, turns_ = 0;
+  std::uint64_t first_step_count_ = 0, failed_step_count_ = 0, difference_count_ = 0, turn_count_ = 0;
   Duration slowest_step_{};
 };
 

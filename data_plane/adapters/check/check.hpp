@@ -2,7 +2,7 @@
 // process, in a worker's copy and from several threads), replayed episodes, and speed.
 //
 // It calls the task in this process, so a task that crashes or hangs takes the caller down. A caller that must survive
-// runs it in a child process and records the calls of `doing`.
+// runs it in a child process and records the calls of `before_call`.
 #pragma once
 #include <functional>
 #include <map>
@@ -36,14 +36,14 @@ struct CheckOptions {
   // Makes the adapter; for tests.
   std::function<Result<std::unique_ptr<Adapter>>(std::string_view options_json, AdapterUse)> make;
   // Called before every call that may never return.
-  std::function<void(std::string_view doing, std::string_view problem, std::string_view response)> doing;
+  std::function<void(std::string_view call, std::string_view problem, std::string_view response)> before_call;
 };
 
 struct CheckReport {
   std::vector<Finding> findings;                 // at most three of each kind
   std::map<std::string, std::uint64_t> further;  // number of findings left out, per check
   nlohmann::json facts;                          // what was measured; docs/reference/task-verbs.md lists the fields
-  bool sound() const;                            // no finding has `wrong`
+  bool is_sound() const;                         // no finding has `wrong`
 };
 
 // Returns an error only if the task cannot be made at all.

@@ -51,7 +51,7 @@ std::string Findings::printable_response(const std::string& response) {
              : printable(response, kResponseShownBytes);
 }
 
-bool CheckReport::sound() const {
+bool CheckReport::is_sound() const {
   return std::ranges::none_of(findings, [](const Finding& finding) { return finding.wrong; });
 }
 

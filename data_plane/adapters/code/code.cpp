@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;  // schema.proto
-constexpr std::string_view kTaskPlace = "{task}", kTestsPlace = "{tests}";
+constexpr std::string_view kTaskPlaceholder = "{task}", kTestsPlaceholder = "{tests}";
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
 constexpr std::string_view kListedPrompt =
     "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of "
@@ -59,7 +59,8 @@ struct Options {
     s.read("prompt", prompt,
            {"text of a problem: {task} stands for the task's text or the head of its function, {tests} for its tests",
             "asks for one block of Python; `\"{task}\"` for a model that continues text"});
-    if (prompt && prompt->find(kTaskPlace) == std::string::npos) s.error("prompt", "expected a text with {task} in it");
+    if (prompt && prompt->find(kTaskPlaceholder) == std::string::npos)
+      s.error("prompt", "expected a text with {task} in it");
     s.read_choice("reward", reward, {{"pulse", Reward::kPulse}, {"fraction", Reward::kFraction}},
                   "reward: 0.7 of the tests passed, and 0.1 each for a program that is Python, is in a closed block, "
                   "and follows thinking (pulse), or the fraction of the tests passed (fraction)");
@@ -96,13 +97,13 @@ class RowParser {
  private:
   Error row_error(std::string_view why) const { return fail(Code::kInvalid, "read code", "{}: {}", where_, why); }
 
-  Result<std::string> text(const char* key) const {
+  Result<std::string> string_at(const char* key) const {
     const auto it = row_.find(key);
     if (it == row_.end() || !it->is_string()) return row_error(fmt::format("expected a string '{}'", key));
     return it->get<std::string>();
   }
 
-  Result<std::vector<std::string>> texts(const char* key) const {
+  Result<std::vector<std::string>> strings_at(const char* key) const {
     const auto it = row_.find(key);
     std::vector<std::string> strings;
     if (it != row_.end() && it->is_array())
@@ -114,10 +115,10 @@ class RowParser {
   }
 
   Result<Row> parse_humaneval() const {
-    ECHO_ASSIGN(const std::string prompt, text("prompt"));
-    ECHO_ASSIGN(const std::string test, text("test"));
-    ECHO_ASSIGN(const std::string entry_point, text("entry_point"));
-    ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
+    ECHO_ASSIGN(const std::string prompt, string_at("prompt"));
+    ECHO_ASSIGN(const std::string test, string_at("test"));
+    ECHO_ASSIGN(const std::string entry_point, string_at("entry_point"));
+    ECHO_ASSIGN(const std::string solution, string_at("canonical_solution"));
     if (!defines(prompt, entry_point))
       return row_error(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
     return Row{.task = prompt,
@@ -128,16 +129,16 @@ class RowParser {
   }
 
   Result<Row> parse_mbpp() const {
-    ECHO_ASSIGN(const std::string task, text(row_.contains("text") ? "text" : "prompt"));
-    ECHO_ASSIGN(const std::string code, text("code"));
-    ECHO_ASSIGN(const std::vector<std::string> tests, texts("test_list"));
+    ECHO_ASSIGN(const std::string task, string_at(row_.contains("text") ? "text" : "prompt"));
+    ECHO_ASSIGN(const std::string code, string_at("code"));
+    ECHO_ASSIGN(const std::vector<std::string> tests, strings_at("test_list"));
     std::vector<std::string> imports;
     if (row_.contains("test_imports")) {
-      ECHO_ASSIGN(imports, texts("test_imports"));
+      ECHO_ASSIGN(imports, strings_at("test_imports"));
     }
     std::string setup;
     if (row_.contains("test_setup_code")) {
-      ECHO_ASSIGN(setup, text("test_setup_code"));
+      ECHO_ASSIGN(setup, string_at("test_setup_code"));
     }
     if (tests.empty()) return row_error("'test_list' is empty");
     return Row{.task = task,
@@ -186,7 +187,7 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
 class CodeTask final : public Adapter {
  public:
   CodeTask(Options options, std::uint64_t seed)
-      : options_(std::move(options)), key_(mix64(seed)), threads_(options_.grader.parallel) {}
+      : options_(std::move(options)), shuffle_key_(mix64(seed)), threads_(options_.grader.parallel) {}
 
   ~CodeTask() override {
     if (grader_) grader_->stop();  // otherwise the threads would finish grading first
@@ -223,7 +224,7 @@ class CodeTask final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override {
     if (train_.empty())
       return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring, so it has no problems");
-    const std::uint64_t row = shuffled_cycle(index, train_.size(), key_);
+    const std::uint64_t row = shuffled_cycle(index, train_.size(), shuffle_key_);
     return to_problem("train", row, train_[row]);
   }
 
@@ -290,7 +291,7 @@ class CodeTask final : public Adapter {
           options_.train.string(), options_.held_out_fraction, train_.size(),
           count == 0 ? "evaluate with" : "train on");
     std::vector<Row> rows(train_.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[permuted(i, rows.size(), key_)] = std::move(train_[i]);
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[permuted(i, rows.size(), shuffle_key_)] = std::move(train_[i]);
     train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)),
                   std::make_move_iterator(rows.end()));
     rows.resize(count);
@@ -307,9 +308,9 @@ class CodeTask final : public Adapter {
     std::string prompt =
         options_.prompt ? *options_.prompt : std::string(row.is_humaneval ? kFunctionPrompt : kListedPrompt);
     // Replaces {tests} first, so that braces in the task's text stay unchanged.
-    replace_all(prompt, kTestsPlace, row.tests);
-    if (const auto offset = prompt.find(kTaskPlace); offset != std::string::npos)
-      prompt.replace(offset, kTaskPlace.size(), row.task);
+    replace_all(prompt, kTestsPlaceholder, row.tests);
+    if (const auto offset = prompt.find(kTaskPlaceholder); offset != std::string::npos)
+      prompt.replace(offset, kTaskPlaceholder.size(), row.task);
     Problem problem;
     problem.set_id(fmt::format("code/{}/{}", split, number));
     problem.set_prompt(std::move(prompt));
@@ -337,7 +338,7 @@ class CodeTask final : public Adapter {
   }
 
   const Options options_;
-  const std::uint64_t key_;  // chooses the permutations of rows
+  const std::uint64_t shuffle_key_;  // chooses the permutations of rows
   std::vector<Row> train_, held_out_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Grader> grader_;

@@ -19,8 +19,8 @@ class GradedEpisode final : public Episode {
     state_->cancelled = true;
   }
 
-  void step(std::string response, Done done) override {
-    threads_.post([state = state_, score = score_, response = std::move(response), done = std::move(done)] {
+  void step(std::string response, StepHandler on_step) override {
+    threads_.post([state = state_, score = score_, response = std::move(response), on_step = std::move(on_step)] {
       {
         const std::lock_guard lock(state->mutex);
         if (state->cancelled) return;
@@ -29,9 +29,9 @@ class GradedEpisode final : public Episode {
       const std::lock_guard lock(state->mutex);
       if (state->cancelled) return;
       if (scored)
-        done(Step{.score = std::move(*scored), .done = true, .observation = {}});
+        on_step(Step{.score = std::move(*scored), .done = true, .observation = {}});
       else
-        done(std::move(scored).error());
+        on_step(std::move(scored).error());
     });
   }
 

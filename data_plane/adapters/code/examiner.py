@@ -3,23 +3,25 @@
 # changing its own interpreter.
 import ast
 import builtins
+import json
+import os
 import random
 
-from values import *
+from values import Lines, NotTransferable, decode, encode
 
 lines = Lines(0, os.dup(1))
 os.dup2(2, 1)  # keeps the tests' own output out of the protocol
 
 
-class Gone(BaseException):
+class ProgramEnded(BaseException):
     """The program ended, or took too long."""
 
 
-class Raised(Exception):
+class ProgramError(Exception):
     """The program raised an error that Python itself does not have."""
 
 
-class Thing:
+class ProgramObject:
     """A reference to an object in the program's process. Its contents can be read. Comparing it for equality is
     refused, because the program would decide the result."""
 
@@ -38,7 +40,7 @@ class Thing:
         ask("set", self, name, value)
 
     def __iter__(self):
-        return Thing(ask_raw("iter", self)["value"])
+        return ProgramObject(ask_raw("iter", self)["value"])
 
     def __next__(self):
         return ask("next", self)
@@ -65,12 +67,12 @@ class Thing:
         return bool(ask("contains", self, value))
 
 
-def refer(value):
-    raise CannotTravel("tests hand over data and what the program gave them, not " + type(value).__name__)
+def refuse_object(value):
+    raise NotTransferable("tests hand over data and what the program gave them, not " + type(value).__name__)
 
 
 def encode_argument(value):
-    if isinstance(value, Thing):
+    if isinstance(value, ProgramObject):
         return object.__getattribute__(value, "_reference")
     if type(value) is list:
         return [encode_argument(each) for each in value]
@@ -78,48 +80,51 @@ def encode_argument(value):
         return {"tuple": [encode_argument(each) for each in value]}
     if type(value) is dict:
         return {"dict": [[encode_argument(k), encode_argument(v)] for k, v in value.items()]}
-    return encode(value, refer)
+    return encode(value, refuse_object)
 
 
-def resolve(kind, inner):
-    if kind == "object" and type(inner) is int:
-        return Thing({kind: inner})
+def resolve(kind, key):
+    if kind == "object" and type(key) is int:
+        return ProgramObject({kind: key})
     raise ValueError("not a value: " + kind)
 
 
 def exception(names, text):
+    """Returns an exception like the program's. `names`: its class and base classes, the most derived first."""
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             return kind(text)
-    return Raised(text)
+    return ProgramError(text)
 
 
 def ask_raw(do, *args, **named):
+    """Has the program execute an operation. Returns its answer undecoded, or raises the program's exception."""
     request = {"do": do, "args": [encode_argument(each) for each in args],
                "named": {name: encode_argument(value) for name, value in named.items()}}
     lines.put("C" + json.dumps(request))
     line = lines.get()
     if line[:1] != "R":
-        raise Gone()
+        raise ProgramEnded()
     answer = json.loads(line[1:])
     for place, value in answer.get("changed", {}).items():
-        change(args[int(place)], decode(value, resolve))
+        copy_content(args[int(place)], decode(value, resolve))
     if "raised" in answer:
         raise exception(answer["raised"], answer["text"])
     return answer
 
 
 def ask(do, *args, **named):
+    """Like ask_raw(), but returns the operation's result."""
     return decode(ask_raw(do, *args, **named)["value"], resolve)
 
 
-def change(mine, now):
-    if type(mine) is list and type(now) is list or type(mine) is bytearray and type(now) is bytearray:
-        mine[:] = now
-    elif type(mine) in (dict, set) and type(now) is type(mine):
-        mine.clear()
-        mine.update(now)
+def copy_content(target, source):
+    if type(target) is list and type(source) is list or type(target) is bytearray and type(source) is bytearray:
+        target[:] = source
+    elif type(target) in (dict, set) and type(source) is type(target):
+        target.clear()
+        target.update(source)
 
 
 def names_bound(tree):
@@ -157,7 +162,7 @@ def is_check(statement):
     return any(isinstance(n, ast.Assert) and not isinstance(n.test, ast.Constant) for n in ast.walk(statement))
 
 
-def is_idle(statement):
+def is_constant_assertion(statement):
     return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant)
 
 
@@ -165,12 +170,12 @@ def tests_of_function(task):
     """HumanEval: the assertions of check(candidate), each with the statements before it."""
     tree = ast.parse(task["test"])
     check = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check")
-    kept, bodies = [], []
+    preparation, bodies = [], []
     for statement in check.body:
         if is_check(statement):
-            bodies.append(kept + [statement])
-        elif not is_idle(statement):
-            kept = kept + [statement]
+            bodies.append(preparation + [statement])
+        elif not is_constant_assertion(statement):
+            preparation = preparation + [statement]
     check_body = check.body
     for body in bodies or [check_body]:
         check.body = body
@@ -181,7 +186,7 @@ def run_function(task, code):
     namespace = {"__name__": "test"}
     exec(task["prompt"], namespace)  # its helper functions, which the tests may use
     exec(code, namespace)
-    namespace[task["entry_point"]] = function = Thing({"name": task["entry_point"]})
+    namespace[task["entry_point"]] = function = ProgramObject({"name": task["entry_point"]})
     namespace["check"](function)
 
 
@@ -195,33 +200,36 @@ def run_listed(task, code):
     setup = ast.parse("\n".join(task["imports"]) + "\n" + task["setup"])
     reference = ast.parse(task["code"])
     defined, imported = names_bound(reference)
-    own, own_imports = names_bound(setup)
+    defined_by_setup, imported_by_setup = names_bound(setup)
     read = names_read(setup) | {n for test in task["tests"] for n in names_read(ast.parse(test))}
     namespace = {"__name__": "test"}
     run_imports(reference, namespace)
     for name in read:
         # The program supplies the names that the reference solution defines, or that nothing else defines.
-        if name in defined or not (name in imported or hasattr(builtins, name) or name in own or name in own_imports):
-            namespace[name] = Thing({"name": name})
+        is_defined_elsewhere = (name in imported or hasattr(builtins, name) or name in defined_by_setup
+                                or name in imported_by_setup)
+        if name in defined or not is_defined_elsewhere:
+            namespace[name] = ProgramObject({"name": name})
     exec(compile(setup, "setup", "exec"), namespace)
     exec(code, namespace)
 
 
 def examine(task):
-    several, run = (tests_of_function, run_function) if "entry_point" in task else (tests_of_list, run_listed)
+    """Runs the tests of a problem, from number `first` on, and reports each verdict (grader.cpp has the messages)."""
+    tests_of, run = (tests_of_function, run_function) if "entry_point" in task else (tests_of_list, run_listed)
     try:
-        tests = list(several(task))
+        tests = list(tests_of(task))
     except Exception as error:
         return lines.put("X" + json.dumps("%s: %s" % (type(error).__name__, error)))
     lines.put("N%d" % len(tests))
     for number in range(task["first"], len(tests)):
         lines.put("B%d" % number)
-        lines.get()
+        lines.get()  # waits until the grader has a program ready
         random.seed(0)
         try:
             run(task, tests[number])
             passed = True
-        except (Exception, Gone, SystemExit, KeyboardInterrupt):
+        except (Exception, ProgramEnded, SystemExit, KeyboardInterrupt):
             passed = False
         lines.put("V%d" % passed)
     lines.put("E")

@@ -346,7 +346,7 @@ Result<std::unique_ptr<Grader>> Grader::start(GraderOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   // A program needs a candidate and an examiner, and as many may be idle.
-  ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.processes_max = 4 * options.parallel + 4}));
+  ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.long_lived_max = 4 * options.parallel + 4}));
   ECHO_ASSIGN(Process examiner, impl->take_examiner());
   impl->return_examiner(std::move(examiner));
   return std::unique_ptr<Grader>(new Grader(std::move(impl)));

@@ -1,5 +1,6 @@
-# The messages between candidate.py and examiner.py: one JSON value per line. Plain data is sent by value, any other
-# object as a number that refers to it. Decoding creates new objects of built-in types only, so no code is transferred.
+# The messages between candidate.py, which runs a response's program, and examiner.py, which runs the tests: one JSON
+# value per line. Plain data is sent by value, any other object as a number that refers to it. Decoding creates new
+# objects of built-in types only, so no code is transferred.
 import json
 import os
 import sys
@@ -9,18 +10,20 @@ TYPES = {t.__name__: t
 EXACT = 1 << 53  # integers up to here are written as JSON
 
 
-class CannotTravel(TypeError):
-    pass
+class NotTransferable(TypeError):
+    """The value can be sent neither as data nor by reference."""
 
 
-def of_module(value, name):
-    """The class of a module that is loaded already, if value is one of its objects."""
+def is_instance_of(value, name):
+    """Whether value is an object of the class with this name, such as "decimal.Decimal". Does not import its module: an
+    object can exist only if the module is loaded."""
     module, _, attribute = name.partition(".")
     kind = getattr(sys.modules.get(module), attribute, None)
-    return kind if isinstance(kind, type) and isinstance(value, kind) else None
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def encode(value, refer):
+    """Returns the value as JSON can represent it. refer(object) returns the number that refers to an object."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -46,70 +49,71 @@ def encode(value, refer):
         return {"range": [encode(each, refer) for each in (value.start, value.stop, value.step)]}
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
-    if of_module(value, "decimal.Decimal"):
+    if is_instance_of(value, "decimal.Decimal"):
         return {"decimal": str(value)}
-    if of_module(value, "fractions.Fraction"):
+    if is_instance_of(value, "fractions.Fraction"):
         return {"fraction": [hex(value.numerator), hex(value.denominator)]}
-    if of_module(value, "datetime.datetime"):
+    if is_instance_of(value, "datetime.datetime"):
         return {"datetime": value.isoformat()}
-    if of_module(value, "datetime.date"):
+    if is_instance_of(value, "datetime.date"):
         return {"date": value.isoformat()}
-    if of_module(value, "datetime.timedelta"):
+    if is_instance_of(value, "datetime.timedelta"):
         return {"timedelta": [value.days, value.seconds, value.microseconds]}
     return {"object": refer(value)}
 
 
 def decode(value, resolve):
+    """Reverses encode(). resolve(kind, key) returns the object that a reference stands for."""
     if isinstance(value, list):
         return [decode(each, resolve) for each in value]
     if not isinstance(value, dict):
         return value
-    (kind, inner), = value.items()
+    (kind, content), = value.items()
     if kind == "int":
-        return int(inner, 16)
+        return int(content, 16)
     if kind == "dict":
-        return {decode(k, resolve): decode(v, resolve) for k, v in inner}
+        return {decode(k, resolve): decode(v, resolve) for k, v in content}
     if kind in ("tuple", "set", "frozenset"):
-        return TYPES[kind](decode(each, resolve) for each in inner)
+        return TYPES[kind](decode(each, resolve) for each in content)
     if kind == "bytes":
-        return bytes.fromhex(inner)
+        return bytes.fromhex(content)
     if kind == "bytearray":
-        return bytearray.fromhex(inner)
+        return bytearray.fromhex(content)
     if kind == "complex":
-        return complex(*inner)
+        return complex(*content)
     if kind == "range":
-        return range(*(decode(each, resolve) for each in inner))
+        return range(*(decode(each, resolve) for each in content))
     if kind == "type":
-        return TYPES[inner]
+        return TYPES[content]
     if kind == "decimal":
         import decimal
-        return decimal.Decimal(inner)
+        return decimal.Decimal(content)
     if kind == "fraction":
         import fractions
-        return fractions.Fraction(int(inner[0], 16), int(inner[1], 16))
+        return fractions.Fraction(int(content[0], 16), int(content[1], 16))
     if kind in ("datetime", "date", "timedelta"):
         import datetime
-        made = getattr(datetime, kind)
-        return made(*inner) if kind == "timedelta" else made.fromisoformat(inner)
-    return resolve(kind, inner)
+        date_class = getattr(datetime, kind)
+        return date_class(*content) if kind == "timedelta" else date_class.fromisoformat(content)
+    return resolve(kind, content)
 
 
 class Lines:
     """Reads lines from one descriptor and writes lines to another."""
 
-    def __init__(self, reads, writes):
-        self.reads, self.writes, self.rest = reads, writes, b""
+    def __init__(self, read_fd, write_fd):
+        self.read_fd, self.write_fd, self.unread = read_fd, write_fd, b""
 
     def get(self):
-        parts = [self.rest]
+        parts = [self.unread]
         while b"\n" not in parts[-1]:
-            parts.append(os.read(self.reads, 1 << 16))
+            parts.append(os.read(self.read_fd, 1 << 16))
             if not parts[-1]:
                 os._exit(0)
-        line, self.rest = b"".join(parts).split(b"\n", 1)
+        line, self.unread = b"".join(parts).split(b"\n", 1)
         return line.decode("utf-8", "surrogatepass")
 
     def put(self, text):
         data = memoryview(text.encode("ascii") + b"\n")
         while data:
-            data = data[os.write(self.writes, data):]
+            data = data[os.write(self.write_fd, data):]

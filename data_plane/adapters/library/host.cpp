@@ -43,7 +43,7 @@ std::string checked_text(const echoline_text& text, const char* what, std::size_
   try {
     (void)json(copy).dump();
   } catch (const json::exception&) {
-    throw LibraryError(std::string("'") + what + "' is no UTF-8");
+    throw LibraryError(std::string("'") + what + "' is not valid UTF-8");
   }
   return copy;
 }
@@ -87,7 +87,7 @@ class Library {
     if (has_episodes && (!table_->begin || !table_->step || !table_->destroy))
       throw LibraryError("its table has not all of begin, step and destroy");
     if (has_episodes == (table_->score != nullptr))
-      throw LibraryError("its table has either score or begin, step and destroy, and not both");
+      throw LibraryError("its table must have either score or begin, step and destroy");
     if (table_->name != nullptr)
       name_ = checked_text({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
   }
@@ -121,7 +121,7 @@ class Library {
         entry["demonstration"] = checked_text(problem.demonstration, "demonstration", kTextBytesMax);
       if (problem.metadata.size > 0) {
         entry["metadata"] = json::parse(checked_text(problem.metadata, "metadata", kTextBytesMax), nullptr, false);
-        if (entry["metadata"].is_discarded()) throw LibraryError("'metadata' is no JSON");
+        if (entry["metadata"].is_discarded()) throw LibraryError("'metadata' is not valid JSON");
       }
       problems.push_back(std::move(entry));
     }
@@ -140,7 +140,7 @@ class Library {
   json step(const json& item) {
     const auto number = item.at("episode").get<std::uint64_t>();
     ErrorBuffer error;
-    if (item.contains("problem")) {
+    if (item.contains("problem")) {  // the episode's first step
       const Problem problem(item.at("problem"));
       void* episode = nullptr;
       error.expect_success(
@@ -158,7 +158,7 @@ class Library {
     step["observation"] = checked_text(score.observation, "observation", kPromptBytesMax);
     if (score.more == 0) {
       destroy_episode(number);
-    } else if (table_->cut) {
+    } else if (table_->cut) {  // the score if the episode is cut off after this step
       echoline_score cut = new_score();
       error.expect_success(table_->cut(it->second, &cut, error.data()), "cut");
       step["cut"] = to_json(cut);
@@ -185,7 +185,7 @@ class Library {
     return {text.data(), text.size()};
   }
 
-  // A problem in the form of the C interface, with the text that it points to.
+  // A problem of the C interface. It points into `item`, which must outlive it, and into `metadata`.
   struct Problem {
     explicit Problem(const json& item) {
       if (item.contains("metadata")) metadata = item.at("metadata").dump();
@@ -233,9 +233,10 @@ json result_of(std::unique_ptr<Library>& library, const char* path, const json& 
     library = std::make_unique<Library>(path);
     return library->hello(request);
   }
+  // Requests run one at a time, so a cancel arrives after the request that it would end.
   if (method == "ping" || method == "cancel") return json::object();
   if (!library) throw LibraryError("expected hello first");
-  if (method == "close") {
+  if (method == "close") {  // ends the listed episodes; the task stays open
     for (const json& number : request.at("episodes")) library->destroy_episode(number);
     return json::object();
   }
@@ -280,7 +281,7 @@ int main(int argc, char** argv) {
     } catch (const std::exception& error) {
       reply = {{"id", id}, {"error", error.what()}};
     }
-    if (id.is_null()) continue;
+    if (id.is_null()) continue;  // a notice, which gets no reply
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
     for (std::size_t written = 0; written < text.size();) {
       const ssize_t n = ::write(answers_fd, text.data() + written, text.size() - written);

@@ -26,7 +26,7 @@ constexpr std::uint64_t kTargetMax = 1'000'000;
 // Intermediate results may exceed the target by this factor; products fit in 64 bits.
 constexpr std::uint64_t kIntermediateFactor = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
-constexpr std::string_view kNumbersPlace = "{numbers}", kTargetPlace = "{target}";
+constexpr std::string_view kNumbersPlaceholder = "{numbers}", kTargetPlaceholder = "{target}";
 
 enum class Form { kBare, kTagged };
 enum class Use { kAll, kAny };
@@ -60,9 +60,9 @@ struct Options {
     s.read("prompt", prompt,
            {"text of a problem; {numbers} and {target} stand for its numbers and its target",
             "a sentence with the rules"});
-    for (const std::string_view place : {kNumbersPlace, kTargetPlace})
-      if (prompt && prompt->find(place) == std::string::npos)
-        s.error("prompt", fmt::format("expected a text with {}", place));
+    for (const std::string_view placeholder : {kNumbersPlaceholder, kTargetPlaceholder})
+      if (prompt && prompt->find(placeholder) == std::string::npos)
+        s.error("prompt", fmt::format("expected a text with {}", placeholder));
     s.read("evaluation_problems", evaluation_problems, {.min = 50, .max = 100'000},
            "problems held out of training, determined by the seed");
     ConfigSection parts = s.section("reward", "Reward of a response: right or wrong, and more for its form.");
@@ -75,7 +75,8 @@ struct Options {
 std::string default_prompt(const Options& options) {
   return fmt::format(
       "Make {} from the numbers {} with {} and brackets. Use every number {} once. Write only the expression{}.",
-      kTargetPlace, kNumbersPlace, fmt::join(options.operations, " "), options.use == Use::kAll ? "exactly" : "at most",
+      kTargetPlaceholder, kNumbersPlaceholder, fmt::join(options.operations, " "),
+      options.use == Use::kAll ? "exactly" : "at most",
       options.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
 }
 
@@ -140,14 +141,14 @@ std::string expression_text(const std::vector<ExpressionNode>& parts, std::size_
 
 class Countdown final : public Adapter {
  public:
-  Countdown(Options options, std::uint64_t seed) : options_(std::move(options)), key_(mix64(seed)) {
+  Countdown(Options options, std::uint64_t seed) : options_(std::move(options)), random_key_(mix64(seed)) {
     for (const std::string& operation : options_.operations) operations_ += operation;
     prompt_ = options_.prompt.value_or(default_prompt(options_));
   }
 
   // Draws the held-out problems, and enough others to know that training problems exist.
   Status draw_held_out() {
-    Random random(key_, 1);
+    Random random(random_key_, 1);
     std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
     for (std::uint64_t tries = 0; held_out_.size() < options_.evaluation_problems; ++tries) {
       const std::uint64_t tries_max = kDrawsMax + kTriesPerHeldOut * options_.evaluation_problems;
@@ -219,7 +220,7 @@ class Countdown final : public Adapter {
 
  private:
   std::optional<SolvedPuzzle> training_puzzle(std::uint64_t index) const {
-    Random random(key_ + 1, index);
+    Random random(random_key_ + 1, index);
     return draw(random, /*held_out=*/false);
   }
 
@@ -291,7 +292,7 @@ class Countdown final : public Adapter {
   bool is_held_out(const Puzzle& puzzle) const {
     std::vector<std::uint32_t> sorted = puzzle.numbers;
     std::sort(sorted.begin(), sorted.end());
-    std::uint64_t hash = mix64(key_ ^ puzzle.target);
+    std::uint64_t hash = mix64(random_key_ ^ puzzle.target);
     for (const std::uint32_t number : sorted) hash = mix64(hash ^ number);
     return hash % kHeldOutDivisor == 0;
   }
@@ -307,13 +308,13 @@ class Countdown final : public Adapter {
 
   Problem to_problem(std::string id, const Puzzle& puzzle) const {
     std::string text = prompt_;
-    const auto fill = [&](std::string_view place, const std::string& with) {
-      for (std::size_t offset = text.find(place); offset != std::string::npos;
-           offset = text.find(place, offset + with.size()))
-        text.replace(offset, place.size(), with);
+    const auto fill = [&](std::string_view placeholder, const std::string& value) {
+      for (std::size_t offset = text.find(placeholder); offset != std::string::npos;
+           offset = text.find(placeholder, offset + value.size()))
+        text.replace(offset, placeholder.size(), value);
     };
-    fill(kNumbersPlace, fmt::format("{}", fmt::join(puzzle.numbers, ", ")));
-    fill(kTargetPlace, std::to_string(puzzle.target));
+    fill(kNumbersPlaceholder, fmt::format("{}", fmt::join(puzzle.numbers, ", ")));
+    fill(kTargetPlaceholder, std::to_string(puzzle.target));
     Problem problem;
     problem.set_id(std::move(id));
     problem.set_prompt(std::move(text));
@@ -323,7 +324,7 @@ class Countdown final : public Adapter {
 
   Options options_;
   std::string operations_, prompt_;
-  std::uint64_t key_;  // chooses all random streams
+  std::uint64_t random_key_;  // chooses all random streams
   std::vector<Problem> held_out_;
 };
 

@@ -16,7 +16,7 @@ constexpr std::size_t kAnswerBytesShown = 80;
 class DataSet final : public Adapter {
  public:
   DataSet(std::string name, Rule rule, RewardWeights reward, std::uint64_t seed)
-      : name_(std::move(name)), rule_(rule), reward_(reward), key_(mix64(seed)) {}
+      : name_(std::move(name)), rule_(rule), reward_(reward), shuffle_key_(mix64(seed)) {}
 
   Status open(const DataSetOptions& options, const RowReader& reader) {
     ECHO_ASSIGN(train_, RowFile::open(options.train, reader));
@@ -25,6 +25,7 @@ class DataSet final : public Adapter {
       ECHO_TRY(read_held_out(held_out));
       std::unordered_set<std::uint64_t> held_out_prompts;
       for (std::size_t i = 0; i < held_out.size(); ++i) held_out_prompts.insert(held_out.prompt_hash(i));
+      // Drops the training rows whose prompt is held out.
       (void)train_->move_out([&](std::uint64_t hash) { return held_out_prompts.contains(hash); });
       if (train_->size() == 0)
         return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options.train.string(),
@@ -35,7 +36,7 @@ class DataSet final : public Adapter {
     const double share = options.held_out_fraction;
     const auto is_held_out = [&](std::uint64_t prompt_hash) {
       // The first number of a random stream per prompt, uniform in [0, 1).
-      return static_cast<double>(mix64(prompt_hash ^ key_) >> 11) * 0x1.0p-53 < share;
+      return static_cast<double>(mix64(prompt_hash ^ shuffle_key_) >> 11) * 0x1.0p-53 < share;
     };
     ECHO_TRY(read_held_out(train_->move_out(is_held_out)));
     if (train_->size() == 0 || held_out_.empty())
@@ -51,7 +52,7 @@ class DataSet final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override {
     if (!train_)
       return fail(Code::kUnavailable, name_ + " problem", "this adapter was made for scoring, so it has no problems");
-    const std::size_t row = shuffled_cycle(index, train_->size(), key_);
+    const std::size_t row = shuffled_cycle(index, train_->size(), shuffle_key_);
     ECHO_ASSIGN(Row content, train_->row(row));
     return to_problem("train", train_->line(row), std::move(content));
   }
@@ -110,7 +111,7 @@ class DataSet final : public Adapter {
   std::string name_;
   Rule rule_;
   RewardWeights reward_;
-  std::uint64_t key_;             // chooses the order and the split
+  std::uint64_t shuffle_key_;     // chooses the order and the split
   std::optional<RowFile> train_;  // absent: for scoring only
   std::vector<Problem> held_out_;
 };

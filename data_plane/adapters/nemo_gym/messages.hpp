@@ -19,8 +19,8 @@ Result<maths::Row> read_row(const nlohmann::json& row);
 // The body of /verify; kInvalid if the reference is not a row.
 Result<std::string> verify_body(const Problem& problem, std::string_view response);
 
-// kCorrupt: the answer has no reward. kUnavailable: the server marks the reward as invalid (mask_sample), with its
-// reason.
+// Parses the answer of /verify. `correct_at`: the least reward that counts as correct. kCorrupt: the answer has no
+// reward. kUnavailable: the server marks the reward as invalid (mask_sample), with its reason.
 Result<Score> read_verdict(std::string_view body, double correct_at);
 
 }  // namespace echoline::data_plane::nemo_gym

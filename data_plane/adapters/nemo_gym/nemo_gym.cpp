@@ -39,18 +39,18 @@ class VerifiedEpisode final : public Episode {
     state_->is_wanted = false;
   }
 
-  void step(std::string response, Done done) override {
+  void step(std::string response, StepHandler on_step) override {
     auto body = nemo_gym::verify_body(problem_, response);
-    if (!body) return done(std::move(body).error());
-    verifier_.ask(
+    if (!body) return on_step(std::move(body).error());
+    verifier_.verify(
         problem_.reference(), *std::move(body),
-        [state = state_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
+        [state = state_, correct_at = correct_at_, on_step = std::move(on_step)](const Result<std::string>& answer) {
           const std::lock_guard lock(state->mutex);
           if (!state->is_wanted) return;
-          if (!answer) return done(answer.error());
+          if (!answer) return on_step(answer.error());
           auto score = nemo_gym::read_verdict(*answer, correct_at);
-          if (!score) return done(std::move(score).error());
-          done(Step{.score = *std::move(score), .done = true, .observation = {}});
+          if (!score) return on_step(std::move(score).error());
+          on_step(Step{.score = *std::move(score), .done = true, .observation = {}});
         });
   }
 

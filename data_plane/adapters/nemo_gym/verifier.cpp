@@ -35,7 +35,7 @@ Verifier::~Verifier() {
   thread_.join();
 }
 
-void Verifier::ask(std::string seed_body, std::string verify_body, AnswerHandler handler) {
+void Verifier::verify(std::string seed_body, std::string verify_body, AnswerHandler handler) {
   {
     const std::lock_guard lock(mutex_);
     if (!stopping_ && in_flight_ < kInFlightMax) {

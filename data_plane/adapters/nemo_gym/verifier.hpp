@@ -39,8 +39,9 @@ class Verifier {
   ~Verifier();
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
-  // `handler` is called once, on the verifier's thread, and must not block.
-  void ask(std::string seed_body, std::string verify_body, AnswerHandler handler);
+  // Sends the bodies to /seed_session (if options.sessions) and then to /verify. `handler` is called once, on the
+  // verifier's thread, and must not block.
+  void verify(std::string seed_body, std::string verify_body, AnswerHandler handler);
 
  private:
   struct PendingRequest {
@@ -59,13 +60,13 @@ class Verifier {
   const SystemClock clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<PendingRequest> added_;  // guarded by mutex_
+  std::deque<PendingRequest> added_;  // by verify(), for the thread; guarded by mutex_
   std::size_t in_flight_ = 0;         // guarded by mutex_
   bool stopping_ = false;             // guarded by mutex_
 
   // Used by the thread only.
   HttpClient http_;
-  std::deque<PendingRequest> waiting_;
+  std::deque<PendingRequest> waiting_;            // to be sent, or to be sent again
   std::map<std::uint64_t, PendingRequest> sent_;  // by the id of the HTTP request
   std::thread thread_;
 };

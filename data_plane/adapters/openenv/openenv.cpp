@@ -185,27 +185,28 @@ class EnvironmentEpisode final : public Episode {
       : pool_(pool), prompt_(prompt_of(problem)), session_(std::make_shared<EnvironmentSession>(pool, seed)) {}
   ~EnvironmentEpisode() override { session_->close(); }
 
-  void step(std::string response, Done done) override {
+  void step(std::string response, StepHandler on_step) override {
     auto message = openenv::step_message(pool_.options.action, response);
     if (!message) {
       const Score no_action{.reward = 0, .components = {{"no action", 1.0}}, .correct = false};
-      return done(Step{.score = no_action, .done = true, .observation = {}});
+      return on_step(Step{.score = no_action, .done = true, .observation = {}});
     }
-    const auto on_observation = [this, done](Result<openenv::Observation> observed) {
-      if (!observed) return done(std::move(observed).error());
+    const auto on_observation = [this, on_step](Result<openenv::Observation> observed) {
+      if (!observed) return on_step(std::move(observed).error());
       reward_ += observed->reward;
       if (observed->done) session_->close();  // frees the session for the next episode
-      done(Step{.score = {.reward = observed->reward, .components = {}, .correct = reward_ >= pool_.options.correct_at},
-                .done = observed->done,
-                .observation = std::move(observed->input)});
+      on_step(
+          Step{.score = {.reward = observed->reward, .components = {}, .correct = reward_ >= pool_.options.correct_at},
+               .done = observed->done,
+               .observation = std::move(observed->input)});
     };
     if (std::exchange(begun_, true)) return session_->step(*std::move(message), on_observation);
-    session_->begin([this, on_observation, done, message = *std::move(message)](Result<openenv::Observation> first) {
+    session_->begin([this, on_observation, on_step, message = *std::move(message)](Result<openenv::Observation> first) {
       if (first && first->input != prompt_)
         first =
             fail(Code::kUnavailable, "environment", "it begins with '{}' although the same seed began with '{}' before",
                  first->input.text.substr(0, kTextBytesShown), prompt_.text.substr(0, kTextBytesShown));
-      if (!first) return done(std::move(first).error());
+      if (!first) return on_step(std::move(first).error());
       session_->step(message, on_observation);
     });
   }
@@ -221,7 +222,7 @@ class EnvironmentEpisode final : public Episode {
 class OpenEnv final : public Adapter {
  public:
   OpenEnv(const Options& options, openenv::Endpoint endpoint, std::uint64_t seed)
-      : pool_(std::make_unique<SessionPool>(options, std::move(endpoint))), key_(mix64(seed)) {}
+      : pool_(std::make_unique<SessionPool>(options, std::move(endpoint))), shuffle_key_(mix64(seed)) {}
 
   std::string_view name() const override { return "openenv"; }
 
@@ -232,7 +233,7 @@ class OpenEnv final : public Adapter {
     if (problems_.size() >= kCachedProblemsMax) problems_.clear();
     std::vector<std::uint64_t> seeds;  // the following indices are requested next, so prefetch them
     for (std::uint64_t i = 0; i < options.sessions; ++i)
-      seeds.push_back(options.evaluation_problems + shuffled_cycle(index + i, options.problems, key_));
+      seeds.push_back(options.evaluation_problems + shuffled_cycle(index + i, options.problems, shuffle_key_));
     ECHO_ASSIGN(auto new_problems, reset_all(seeds));
     for (std::size_t i = 0; i < new_problems.size(); ++i) problems_[index + i] = std::move(new_problems[i]);
     return problems_.at(index);
@@ -297,7 +298,7 @@ class OpenEnv final : public Adapter {
   }
 
   const std::unique_ptr<SessionPool> pool_;
-  const std::uint64_t key_;
+  const std::uint64_t shuffle_key_;
   std::vector<Problem> evaluation_;
   mutable std::mutex mutex_;
   mutable std::map<std::uint64_t, Problem> problems_;  // by index; guarded by mutex_

@@ -85,7 +85,7 @@ void AcpcDealer::deal() {
 }
 
 std::optional<int> AcpcDealer::seat_to_act() const {
-  if (!greeted_[0] || !greeted_[1] || done()) return std::nullopt;
+  if (!greeted_[0] || !greeted_[1] || is_done()) return std::nullopt;
   return position_of(0) == betting_.position_to_act() ? 0 : 1;
 }
 
@@ -109,7 +109,7 @@ Status AcpcDealer::accept_greeting(int seat, std::string_view line) {
 Result<std::vector<AcpcDealer::Line>> AcpcDealer::on_line(int seat, std::string_view line) {
   line = without_line_end(line);
   std::vector<Line> lines;
-  if (is_comment_or_empty(line) || done()) return lines;
+  if (is_comment_or_empty(line) || is_done()) return lines;
   if (!greeted_[static_cast<std::size_t>(seat)]) {
     ECHO_TRY(accept_greeting(seat, line));
     if (greeted_[0] && greeted_[1]) add_state_lines(lines);
@@ -132,7 +132,7 @@ Result<std::vector<AcpcDealer::Line>> AcpcDealer::on_line(int seat, std::string_
   const Chips won_by_position_0 = chips_won_by_position_0(betting_, deal_);
   won_by_seat_0_ += position_of(0) == 0 ? won_by_position_0 : -won_by_position_0;
   ++hand_;
-  if (!done()) {
+  if (!is_done()) {
     deal();
     add_state_lines(lines);
   }

@@ -102,7 +102,7 @@ class AcpcDealer {
   // a fold if the seat owes chips. Fails if the seat violates the protocol.
   Result<std::vector<Line>> on_line(int seat, std::string_view line);
 
-  bool done() const { return hand_ == options_.hands; }
+  bool is_done() const { return hand_ == options_.hands; }
   bool has_greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
   // Absent before and after the match.
   std::optional<int> seat_to_act() const;

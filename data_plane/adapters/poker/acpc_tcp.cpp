@@ -129,7 +129,7 @@ class LocalSeat final : public Seat {
 };
 
 // The same error, naming the seat.
-Error at_seat(int seat, const Error& error) {
+Error error_of_seat(int seat, const Error& error) {
   return fail(error.code, kOperation, "seat {}: {}", seat, error.message());
 }
 
@@ -232,14 +232,14 @@ Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration
   // any: it ignores comments and late answers, and a greeting may not need an answer.
   const auto forward_line = [&](int seat, TimePoint deadline) -> Result<bool> {
     if (kClock.now() > deadline)
-      return at_seat(seat, fail(Code::kUnavailable, "", "sent lines but no action within the deadline"));
+      return error_of_seat(seat, fail(Code::kUnavailable, "", "sent lines but no action within the deadline"));
     const auto line = seats[static_cast<std::size_t>(seat)]->receive_line(deadline);
-    if (!line) return at_seat(seat, line.error());
+    if (!line) return error_of_seat(seat, line.error());
     const auto lines = dealer.on_line(seat, *line);
-    if (!lines) return at_seat(seat, lines.error());
+    if (!lines) return error_of_seat(seat, lines.error());
     for (const auto& [to, text] : *lines)
       if (const auto sent = seats[static_cast<std::size_t>(to)]->send_line(text, kClock.now() + timeout); !sent)
-        return at_seat(to, sent.error());
+        return error_of_seat(to, sent.error());
     return !lines->empty();
   };
   for (int seat = 0; seat < 2; ++seat) {

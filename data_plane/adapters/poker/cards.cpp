@@ -7,10 +7,10 @@ std::string to_string(Card card) {
   return {kRankLetters[static_cast<std::size_t>(card.rank())], kSuitLetters[static_cast<std::size_t>(card.suit())]};
 }
 
-std::string to_string(std::span<const Card> cards, std::string_view between) {
+std::string to_string(std::span<const Card> cards, std::string_view separator) {
   std::string text;
   for (const Card card : cards) {
-    if (!text.empty()) text += between;
+    if (!text.empty()) text += separator;
     text += to_string(card);
   }
   return text;

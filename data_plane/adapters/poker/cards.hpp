@@ -59,7 +59,7 @@ class CardSet {
 
 // "Td", as in the text protocol of the ACPC.
 std::string to_string(Card card);
-std::string to_string(std::span<const Card> cards, std::string_view between = "");
+std::string to_string(std::span<const Card> cards, std::string_view separator = "");
 // The card named by these two characters, if any.
 std::optional<Card> parse_card(char rank, char suit);
 
@@ -70,25 +70,25 @@ class Deck {
     for (int i = 0; i < kDeckCards; ++i) cards_[static_cast<std::size_t>(i)] = Card::from_index(i);
   }
   // A deck without the cards in `removed`.
-  explicit Deck(CardSet removed) : left_(0) {
+  explicit Deck(CardSet removed) : cards_left_(0) {
     for (int i = 0; i < kDeckCards; ++i)
-      if (!removed.contains(Card::from_index(i))) cards_[left_++] = Card::from_index(i);
+      if (!removed.contains(Card::from_index(i))) cards_[cards_left_++] = Card::from_index(i);
   }
-  // Requires left() > 0.
+  // Requires cards_left() > 0.
   Card draw(Random& random) {
-    const std::size_t index = random.below(left_);
+    const std::size_t index = random.below(cards_left_);
     const Card card = cards_[index];
-    cards_[index] = cards_[--left_];
-    cards_[left_] = card;  // kept beyond the end, so that put_back() is free
+    cards_[index] = cards_[--cards_left_];
+    cards_[cards_left_] = card;  // kept beyond the end, so that put_back() is free
     return card;
   }
-  std::size_t left() const { return left_; }  // number of cards
+  std::size_t cards_left() const { return cards_left_; }  // number of cards
   // Undoes the last `count` draws. The deck has the same cards, in another order.
-  void put_back(std::size_t count) { left_ += count; }
+  void put_back(std::size_t count) { cards_left_ += count; }
 
  private:
   std::array<Card, kDeckCards> cards_;
-  std::size_t left_ = kDeckCards;
+  std::size_t cards_left_ = kDeckCards;
 };
 
 }  // namespace echoline::data_plane::poker

@@ -22,7 +22,7 @@ std::string to_string(Action action) {
   return action.kind == Action::Kind::kFold ? "f" : "c";
 }
 
-bool Legal::allows(Action action) const {
+bool LegalActions::allows(Action action) const {
   switch (action.kind) {
     case Action::Kind::kFold:
       return owed > 0;
@@ -34,11 +34,11 @@ bool Legal::allows(Action action) const {
   return false;
 }
 
-Action Legal::raise_near(Chips to) const {
+Action LegalActions::raise_near(Chips to) const {
   return raise ? Action::raise(std::clamp(to, raise->front(), raise->back())) : Action::call();
 }
 
-std::string to_string(const Legal& legal) {
+std::string to_string(const LegalActions& legal) {
   std::string text = legal.owed > 0 ? fmt::format("fold, call {}", legal.owed) : "check";
   if (legal.raise) text += fmt::format(" or raise to {} ... {}", legal.raise->front(), legal.raise->back());
   return text;
@@ -54,17 +54,17 @@ void Betting::restart() {
   steps_.clear();
 }
 
-Legal Betting::legal() const {
+LegalActions Betting::legal() const {
   ECHO_CHECK(!over_);
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
-  Legal legal{.owed = highest_bet - put_in(to_act_), .raise = {}};
+  LegalActions legal{.owed = highest_bet - put_in(to_act_), .raise = {}};
   if (highest_bet < rules_.stack) legal.raise = {std::min(raise_min_, rules_.stack), rules_.stack};
   return legal;
 }
 
 Status Betting::act(Action action) {
   if (over_) return fail(Code::kInvalid, "", "'{}' after the hand was over", to_string(action));
-  if (const Legal allowed = legal(); !allowed.allows(action))
+  if (const LegalActions allowed = legal(); !allowed.allows(action))
     return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(allowed));
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
   Chips& own_bet = put_in_[static_cast<std::size_t>(to_act_)];

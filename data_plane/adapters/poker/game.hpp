@@ -42,7 +42,7 @@ struct Action {
 std::string to_string(Action action);
 
 // The legal actions of the player to act. A call is always legal, a fold if chips are owed.
-struct Legal {
+struct LegalActions {
   Chips owed = 0;                             // chips to call; 0: the call is a check
   std::optional<std::array<Chips, 2>> raise;  // least and most; nothing if the opponent is all-in
   bool allows(Action action) const;
@@ -50,7 +50,7 @@ struct Legal {
   Action raise_near(Chips to) const;
 };
 // "fold, call 100 or raise to 400 ... 20000": for messages.
-std::string to_string(const Legal& legal);
+std::string to_string(const LegalActions& legal);
 
 inline constexpr int kRounds = 4;  // before the flop, flop, turn, river
 // Number of open board cards in a round.
@@ -78,7 +78,7 @@ class Betting {
   Chips put_in(int position) const { return put_in_[static_cast<std::size_t>(position)]; }
   Chips pot() const { return put_in_[0] + put_in_[1]; }
   std::span<const Step> steps() const { return steps_; }
-  Legal legal() const;  // requires !is_over()
+  LegalActions legal() const;  // requires !is_over()
   // kInvalid, without a change, if the action is illegal or the hand is over.
   Status act(Action action);
 

@@ -34,7 +34,7 @@ class Moments {
 
 HandRandom::HandRandom(std::uint64_t seed, std::uint64_t hand)
     : deal(seed, kStreamsPerHand * hand),
-      position{Random(seed, kStreamsPerHand * hand + 1), Random(seed, kStreamsPerHand * hand + 2)} {}
+      by_position{Random(seed, kStreamsPerHand * hand + 1), Random(seed, kStreamsPerHand * hand + 2)} {}
 
 Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& players,
                         std::array<Random, 2>& random) {
@@ -59,7 +59,7 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
   for (std::uint64_t pair = 0; pair < pairs; ++pair) {
     HandRandom hand_random(seed, pair);
     const Deal deal = Deal::draw(hand_random.deal);
-    auto draws = hand_random.position, draws_again = hand_random.position;
+    auto draws = hand_random.by_position, draws_again = hand_random.by_position;
     ECHO_ASSIGN(const Chips won_as_big_blind, play_hand(betting, deal, {&first, &second}, draws));
     ECHO_ASSIGN(const Chips lost_as_small_blind, play_hand(betting, deal, {&second, &first}, draws_again));
     const double big_blind_result = static_cast<double>(won_as_big_blind) / chips_per_unit,

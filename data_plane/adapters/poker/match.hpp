@@ -13,7 +13,7 @@ namespace echoline::data_plane::poker {
 struct HandRandom {
   HandRandom(std::uint64_t seed, std::uint64_t hand);
   Random deal;
-  std::array<Random, 2> position;
+  std::array<Random, 2> by_position;
 };
 
 // Plays one hand to its end and returns the chips that position 0 wins. Fails if a player fails or acts illegally.

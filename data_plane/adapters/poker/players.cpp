@@ -14,7 +14,7 @@ class RandomPlayer final : public Player {
  public:
   std::string_view name() const override { return "random"; }
   Result<Action> decide(const View& view, Random& random) override {
-    const Legal legal = view.betting.legal();
+    const LegalActions legal = view.betting.legal();
     const std::uint64_t fold = legal.owed > 0 ? 1 : 0;
     const std::uint64_t choice = random.below(1 + fold + (legal.raise ? 1 : 0));
     if (choice < fold) return Action::fold();
@@ -59,7 +59,7 @@ class TightPlayer final : public Player {
     }
     Action fold_or_check() const { return legal.owed > 0 ? Action::fold() : Action::call(); }
 
-    Legal legal;
+    LegalActions legal;
     Chips pot, own_bet, big_blind;
     int raises = 0;  // raises in this round
   };

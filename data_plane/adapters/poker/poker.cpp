@@ -76,19 +76,19 @@ struct Options {
   }
 };
 
-// Where an episode starts. Problem::reference holds it as "<deals>:<position>".
+// Where an episode starts. Problem::reference holds it as "<deals_seed>:<position>".
 struct DealAndPosition {
-  std::uint64_t deals = 0;  // the seed of all cards and of the players' random draws
-  int position = 0;         // the policy's position in the first hand
+  std::uint64_t deals_seed = 0;  // the seed of all cards and of the players' random draws
+  int position = 0;              // the policy's position in the first hand
 };
 
 Result<DealAndPosition> parse_start(std::string_view text) {
   DealAndPosition start;
   const char* const end = text.data() + text.size();
-  const auto deals = std::from_chars(text.data(), end, start.deals);
-  if (deals.ec == std::errc{} && end - deals.ptr == 2 && *deals.ptr == ':' &&
-      (deals.ptr[1] == '0' || deals.ptr[1] == '1')) {
-    start.position = deals.ptr[1] - '0';
+  const auto parsed = std::from_chars(text.data(), end, start.deals_seed);
+  if (parsed.ec == std::errc{} && end - parsed.ptr == 2 && *parsed.ptr == ':' &&
+      (parsed.ptr[1] == '0' || parsed.ptr[1] == '1')) {
+    start.position = parsed.ptr[1] - '0';
     return start;
   }
   return fail(Code::kInvalid, "poker", "'{}': expected the number of the deals, ':' and the position, 0 or 1",
@@ -123,7 +123,7 @@ class PokerEpisode final : public QuickEpisode {
   Result<Step> step_now(std::string_view response) override {
     const bool policy_acts = !std::exchange(side_prompt_pending_, false);
     const View view = view_of(betting_, deal_, policy_acts ? position() : 1 - position());
-    const Legal legal = betting_.legal();
+    const LegalActions legal = betting_.legal();
     const auto action = options_.terse ? parse_letter(response, view) : parse_answer(response, legal);
     ECHO_TRY(betting_.act(action.value_or(legal.owed > 0 ? Action::fold() : Action::call())));
     Step step{.score = hand_score(/*won=*/0, /*baseline=*/0, /*faults=*/policy_acts && !action ? 1 : 0),
@@ -153,7 +153,7 @@ class PokerEpisode final : public QuickEpisode {
     const Chips won = -betting_.put_in(position());
     const auto baseline = baseline_result();
     Score score = hand_score(won, baseline ? *baseline : 0, /*faults=*/0);
-    score.correct = won_ + won > 0;
+    score.correct = chips_won_ + won > 0;
     return score;
   }
 
@@ -169,9 +169,9 @@ class PokerEpisode final : public QuickEpisode {
 
   Status deal() {
     for (std::uint64_t i = 0; i < kDealsMax; ++i) {
-      random_streams_ = HandRandom(start_.deals, hand_ * kDealsMax + i);
+      random_streams_ = HandRandom(start_.deals_seed, hand_ * kDealsMax + i);
       deal_ = Deal::draw(random_streams_.deal);
-      player_draws_ = random_streams_.position;
+      player_draws_ = random_streams_.by_position;
       betting_.restart();
       if (opponent_by_side_prompt_) return ok();  // the opponent's action is not known before it is asked
       ECHO_TRY(play_opponent());
@@ -199,8 +199,8 @@ class PokerEpisode final : public QuickEpisode {
                 won = position() == 0 ? won_by_position_0 : -won_by_position_0;
     ECHO_ASSIGN(const Chips baseline, baseline_result());
     add(step.score, hand_score(won, baseline, /*faults=*/0));
-    won_ += won;
-    step.score.correct = won_ > 0;
+    chips_won_ += won;
+    step.score.correct = chips_won_ > 0;
     if (!options_.terse) step.observation.text += describe_end(view(), won);
     step.done = hand_ + 1 == options_.hands;
     if (step.done) return ok();
@@ -215,7 +215,7 @@ class PokerEpisode final : public QuickEpisode {
     std::array<Player*, 2> players{opponent_.get(), opponent_.get()};
     players[static_cast<std::size_t>(position())] = baseline_.get();
     Betting betting(options_.rules);
-    auto draws = random_streams_.position;
+    auto draws = random_streams_.by_position;
     ECHO_ASSIGN(const Chips won_by_position_0, play_hand(betting, deal_, players, draws));
     return position() == 0 ? won_by_position_0 : -won_by_position_0;
   }
@@ -234,12 +234,12 @@ class PokerEpisode final : public QuickEpisode {
   const Options options_;
   DealAndPosition start_;
   std::unique_ptr<Player> opponent_, baseline_;
-  HandRandom random_streams_;  // the hand's random streams, with only the cards drawn
-  std::array<Random, 2> player_draws_ = random_streams_.position;
+  HandRandom random_streams_;  // the hand's random streams after the deal; no player has drawn from them
+  std::array<Random, 2> player_draws_ = random_streams_.by_position;
   Betting betting_;
   Deal deal_;
   std::uint64_t hand_ = 0;
-  Chips won_ = 0;
+  Chips chips_won_ = 0;
   bool opponent_by_side_prompt_ = false;  // side prompts ask for the opponent's actions
   bool side_prompt_pending_ = false;
   std::string pending_observation_;  // text for the policy's next turn
@@ -255,7 +255,7 @@ class Poker final : public Adapter {
   bool has_one_response() const override { return false; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    const DealAndPosition start{.deals = mix64(mix64(seed_ ^ kTrainingStream) + index),
+    const DealAndPosition start{.deals_seed = mix64(mix64(seed_ ^ kTrainingStream) + index),
                                 .position = static_cast<int>(index % 2)};
     return make_problem(fmt::format("poker/train/{}", index), start);
   }
@@ -264,7 +264,7 @@ class Poker final : public Adapter {
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
     for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) {
-      const DealAndPosition start{.deals = mix64(mix64(seed_ ^ kEvaluationStream) + i / 2),
+      const DealAndPosition start{.deals_seed = mix64(mix64(seed_ ^ kEvaluationStream) + i / 2),
                                   .position = static_cast<int>(i % 2)};
       problems.push_back(make_problem(fmt::format("{}{}", kHeldOut, i), start).value());
     }
@@ -292,11 +292,11 @@ class Poker final : public Adapter {
     const auto episode = PokerEpisode::begin(options_, *start, /*opponent_by_side_prompt=*/false);
     const auto teacher = make_player("tight");
     if (!episode || !teacher) return std::nullopt;
-    Random random(start->deals);
+    Random random(start->deals_seed);
     const View view = (*episode)->view();
     const auto action = (*teacher)->decide(view, random);
     if (!action) return std::nullopt;
-    return options_.terse ? letter(*action, view) : answer(*action, view.betting.legal());
+    return options_.terse ? letter_of(*action, view) : answer_text(*action, view.betting.legal());
   }
 
  private:
@@ -305,7 +305,7 @@ class Poker final : public Adapter {
     Problem problem;
     problem.set_id(std::move(id));
     problem.set_prompt(episode->prompt_of(episode->view()));
-    problem.set_reference(fmt::format("{}:{}", start.deals, start.position));
+    problem.set_reference(fmt::format("{}:{}", start.deals_seed, start.position));
     return problem;
   }
 

@@ -69,7 +69,7 @@ std::string betting_so_far(const View& view) {
   return text.empty() ? "none" : text;
 }
 
-std::string choices(const Legal& legal) {
+std::string choices_text(const LegalActions& legal) {
   std::string text = legal.owed > 0 ? fmt::format("fold, call ({} more)", legal.owed) : "check";
   if (legal.raise && legal.raise->front() == legal.raise->back())
     text += fmt::format(", raise {}", legal.raise->front());
@@ -85,12 +85,12 @@ std::string in_big_blinds(Chips chips, const Rules& rules) {
 }
 
 // The total for a raise by the pot, counted after a call.
-Chips pot_raise(const View& view, const Legal& legal) {
+Chips pot_raise(const View& view, const LegalActions& legal) {
   return view.betting.put_in(view.position) + legal.owed + view.betting.pot() + legal.owed;
 }
 
 // The raises for the letters r, p and a. Requires that a raise is legal.
-std::array<std::pair<char, Action>, 3> lettered_raises(const View& view, const Legal& legal) {
+std::array<std::pair<char, Action>, 3> lettered_raises(const View& view, const LegalActions& legal) {
   return {{{'r', Action::raise(legal.raise->front())},
            {'p', legal.raise_near(pot_raise(view, legal))},
            {'a', Action::raise(legal.raise->back())}}};
@@ -111,14 +111,14 @@ std::string explain(const Rules& rules, std::uint64_t hands) {
 }
 
 std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands) {
-  const Legal legal = view.betting.legal();
+  const LegalActions legal = view.betting.legal();
   const Chips put_in = view.betting.put_in(view.position);
   return fmt::format(
       "{}You are the {} blind.\nYour cards: {}\nBoard: {}\nBetting: {}\n"
       "The pot is {}; you have put in {} and have {} left.\nYour choices: {}",
       hands > 1 ? fmt::format("Hand {} of {}. ", hand, hands) : "", view.position == 0 ? "big" : "small",
       to_string(view.own_cards, " "), view.board.empty() ? "none" : to_string(view.board, " "), betting_so_far(view),
-      view.betting.pot(), put_in, view.betting.rules().stack - put_in, choices(legal));
+      view.betting.pot(), put_in, view.betting.rules().stack - put_in, choices_text(legal));
 }
 
 std::string describe_end(const View& view, Chips won) {
@@ -135,7 +135,7 @@ std::string describe_end(const View& view, Chips won) {
                      hand(view.own_cards), hand(view.opponent_cards.value()), outcome);
 }
 
-std::optional<Action> parse_answer(std::string_view response, const Legal& legal) {
+std::optional<Action> parse_answer(std::string_view response, const LegalActions& legal) {
   const auto tagged_text = last_action(response);
   if (!tagged_text) return std::nullopt;
   const std::string text = trimmed_lower_case(*tagged_text);
@@ -146,7 +146,7 @@ std::optional<Action> parse_answer(std::string_view response, const Legal& legal
   return to && legal.allows(Action::raise(*to)) ? std::optional(Action::raise(*to)) : std::nullopt;
 }
 
-std::string answer(Action action, const Legal& legal) {
+std::string answer_text(Action action, const LegalActions& legal) {
   const auto text = [&]() -> std::string {
     if (action.kind == Action::Kind::kRaise) return fmt::format("{}{}", kRaise, action.to);
     if (action.kind == Action::Kind::kFold) return "fold";
@@ -172,7 +172,7 @@ std::string describe_tersely(const View& view) {
 std::optional<Action> parse_letter(std::string_view response, const View& view) {
   while (!response.empty() && is_space(response.back())) response.remove_suffix(1);
   if (response.empty()) return std::nullopt;
-  const Legal legal = view.betting.legal();
+  const LegalActions legal = view.betting.legal();
   const char c = response.back();
   if (c == 'c') return Action::call();
   if (c == 'f' && legal.owed > 0) return Action::fold();
@@ -183,7 +183,7 @@ std::optional<Action> parse_letter(std::string_view response, const View& view) 
   return std::nullopt;
 }
 
-std::string letter(Action action, const View& view) {
+std::string letter_of(Action action, const View& view) {
   if (action.kind != Action::Kind::kRaise) return to_string(action);
   const auto raises = lettered_raises(view, view.betting.legal());
   const auto distance = [&](const auto& raise) { return std::abs(raise.second.to - action.to); };

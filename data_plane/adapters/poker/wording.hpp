@@ -21,10 +21,10 @@ std::string describe_end(const View& view, Chips won);
 // Parses the last "<action>...</action>": fold, check, call or "raise N" (N chips put in over the whole hand), in upper
 // or lower case. Nothing if it is missing, says anything else, or is illegal now: a check is illegal if chips are owed,
 // a call if none are.
-std::optional<Action> parse_answer(std::string_view response, const Legal& legal);
+std::optional<Action> parse_answer(std::string_view response, const LegalActions& legal);
 
 // The inverse of parse_answer(): "<action>raise 600</action>".
-std::string answer(Action action, const Legal& legal);
+std::string answer_text(Action action, const LegalActions& legal);
 
 // The functions below describe the same game in few characters, for models that read no prose.
 
@@ -39,6 +39,6 @@ std::string describe_tersely(const View& view);
 std::optional<Action> parse_letter(std::string_view response, const View& view);
 
 // The letter nearest to this action.
-std::string letter(Action action, const View& view);
+std::string letter_of(Action action, const View& view);
 
 }  // namespace echoline::data_plane::poker

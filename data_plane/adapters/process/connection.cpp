@@ -45,8 +45,8 @@ Result<Hello> Connection::hello() {
 void Connection::ask(Call call) {
   {
     const std::lock_guard lock(mutex_);
-    if (!stopping_ && waiting_.size() < options_.waiting_max) {
-      waiting_.push_back(std::move(call));
+    if (!stopping_ && waiting_calls_.size() < options_.waiting_max) {
+      waiting_calls_.push_back(std::move(call));
       changed_.notify_all();
       return;
     }
@@ -72,7 +72,7 @@ void Connection::close(std::uint64_t episode, std::uint64_t start_number) {
 void Connection::run_thread() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty() || !hello_callbacks_.empty(); });
+    changed_.wait(lock, [this] { return stopping_ || !waiting_calls_.empty() || !hello_callbacks_.empty(); });
     if (stopping_) break;
     if (!hello_callbacks_.empty()) {
       auto callbacks = std::exchange(hello_callbacks_, {});
@@ -84,18 +84,19 @@ void Connection::run_thread() {
     }
     // The oldest calls that one request can hold.
     std::vector<Call> batch;
-    const Method method = waiting_.front().method;
-    const bool send_alone = waiting_.front().send_alone;
-    while (!waiting_.empty() && waiting_.front().method == method && waiting_.front().send_alone == send_alone &&
+    const Method method = waiting_calls_.front().method;
+    const bool send_alone = waiting_calls_.front().send_alone;
+    while (!waiting_calls_.empty() && waiting_calls_.front().method == method &&
+           waiting_calls_.front().send_alone == send_alone &&
            batch.size() < (send_alone ? 1 : std::min(options_.batch_max, kItemsMax))) {
-      batch.push_back(std::move(waiting_.front()));
-      waiting_.pop_front();
+      batch.push_back(std::move(waiting_calls_.front()));
+      waiting_calls_.pop_front();
     }
     lock.unlock();
     send_batch(std::move(batch));
     lock.lock();
   }
-  auto unsent = std::exchange(waiting_, {});
+  auto unsent = std::exchange(waiting_calls_, {});
   auto callbacks = std::exchange(hello_callbacks_, {});
   lock.unlock();
   for (Call& call : unsent) call.on_answer(fail(Code::kCancelled, "task", "the run is ending"));
@@ -110,10 +111,10 @@ Status Connection::ensure_started() {
     if (!ended) return ok();
     on_program_failure(fmt::format("it {}", ended->description()));
   }
-  if (failures_ > kFailuresMax && clock_.now() < not_before_) return last_error_;
+  if (failures_ > kFailuresMax && clock_.now() < next_start_at_) return last_error_;
   {
     std::unique_lock lock(mutex_);
-    while (!stopping_ && clock_.now() < not_before_) changed_.wait_for(lock, not_before_ - clock_.now());
+    while (!stopping_ && clock_.now() < next_start_at_) changed_.wait_for(lock, next_start_at_ - clock_.now());
     if (stopping_) return fail(Code::kCancelled, "task", "the run is ending");
   }
   const auto launch_and_greet = [&]() -> Status {
@@ -150,7 +151,7 @@ void Connection::on_program_failure(const std::string& reason) {
   Duration delay = kRestartDelayMin;
   for (std::uint32_t i = 0; i < failures_ && delay < kRestartDelayMax; ++i) delay *= 2;
   ++failures_;
-  not_before_ = clock_.now() + std::min(delay, kRestartDelayMax);
+  next_start_at_ = clock_.now() + std::min(delay, kRestartDelayMax);
 }
 
 // Sends a line and reads the answering line.
@@ -205,7 +206,7 @@ void Connection::send_batch(std::vector<Call> batch) {
     return retry_or_fail(std::move(sendable), results.error(), /*fail_all=*/sendable.size() == 1);
   }
   failures_ = 0;
-  not_before_ = {};
+  next_start_at_ = {};
   last_error_ = {};
   for (std::size_t i = 0; i < sendable.size(); ++i) {
     if (sendable[i].on_start_number) sendable[i].on_start_number(start_number_);
@@ -223,7 +224,7 @@ void Connection::retry_or_fail(std::vector<Call> batch, const Error& error, bool
     }
     call.send_alone = true;
     const std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(call));
+    waiting_calls_.push_back(std::move(call));
   }
 }
 

@@ -76,7 +76,7 @@ class Connection {
   const SystemClock clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Call> waiting_;                                              // guarded by mutex_
+  std::deque<Call> waiting_calls_;                                        // guarded by mutex_
   std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;  // episode and start number; guarded by mutex_
   std::vector<std::function<void(Result<Hello>)>> hello_callbacks_;       // guarded by mutex_
   bool stopping_ = false;                                                 // guarded by mutex_
@@ -87,7 +87,7 @@ class Connection {
   std::uint64_t start_number_ = 0;  // how often the program was started
   std::uint64_t next_id_ = 1;       // id of the next request
   std::uint32_t failures_ = 0;      // consecutive failed starts or batches
-  TimePoint not_before_{};          // the next start
+  TimePoint next_start_at_{};       // the program is not started before
   Error last_error_;
   std::thread thread_;
 };

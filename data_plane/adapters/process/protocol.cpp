@@ -216,8 +216,8 @@ Result<Hello> read_hello(const json& result) {
   ECHO_ASSIGN(hello.name, read_text(result, "name", kNameBytesMax));
   ECHO_ASSIGN(hello.has_turns, read_flag(result, "turns", false));
   ECHO_ASSIGN(hello.deterministic, read_flag(result, "deterministic", false));
-  ECHO_ASSIGN(hello.problems, read_count(result, "problems"));
-  ECHO_ASSIGN(hello.evaluation, read_count(result, "evaluation"));
+  ECHO_ASSIGN(hello.problem_count, read_count(result, "problems"));
+  ECHO_ASSIGN(hello.evaluation_count, read_count(result, "evaluation"));
   return hello;
 }
 

@@ -25,9 +25,9 @@ std::string_view to_string(Method method);
 // The program's description of itself.
 struct Hello {
   std::string name;
-  bool has_turns = false;                      // call step(), not score()
-  bool deterministic = false;                  // equal requests get equal answers on every machine
-  std::uint64_t problems = 0, evaluation = 0;  // numbers of training and of held-out problems
+  bool has_turns = false;                                 // call step(), not score()
+  bool deterministic = false;                             // equal requests get equal answers on every machine
+  std::uint64_t problem_count = 0, evaluation_count = 0;  // training and held-out problems
 };
 
 // A problem as the program sends it. Workers do not need the demonstration.

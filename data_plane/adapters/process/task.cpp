@@ -60,17 +60,17 @@ class TaskEpisode final : public Episode {
     if (has_turns_ && state_->start_number && !done_) connection_.close(id_, *state_->start_number);
   }
 
-  void step(std::string response, Done done) override {
+  void step(std::string response, StepHandler on_step) override {
     Connection::Call call;
     call.method = has_turns_ ? Method::kStep : Method::kScore;
     call.repeatable = !has_turns_;
     call.on_answer = [state = state_, has_turns = has_turns_, episode_done = &done_,
-                      done = std::move(done)](Result<json> item) {
+                      on_step = std::move(on_step)](Result<json> item) {
       const std::lock_guard lock(state->mutex);
       if (!state->episode_exists) return;
       auto step = parse_step(std::move(item), has_turns, state->score_if_cut);
       if (step && step->done) *episode_done = true;
-      done(std::move(step));
+      on_step(std::move(step));
     };
     {
       const std::lock_guard lock(state_->mutex);
@@ -123,12 +123,12 @@ class Task final : public Adapter {
         hello_(std::move(hello)),
         evaluation_(std::move(evaluation)),
         worker_options_(std::move(worker_options)),
-        key_(mix64(seed)) {}
+        shuffle_key_(mix64(seed)) {}
 
   std::string_view name() const override { return name_; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    if (hello_.problems == 0) return fail(Code::kUnavailable, "problem", "the task '{}' has none", hello_.name);
+    if (hello_.problem_count == 0) return fail(Code::kUnavailable, "problem", "the task '{}' has none", hello_.name);
     const std::lock_guard lock(mutex_);
     if (const auto it = problems_.find(index); it != problems_.end()) return it->second;
     if (problems_.size() >= kCachedProblemsMax) {
@@ -138,7 +138,7 @@ class Task final : public Adapter {
     // The following indices are requested next, so prefetch them.
     std::vector<std::uint64_t> rows;
     for (std::uint64_t i = 0; i < kPrefetchedRows; ++i)
-      rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
+      rows.push_back(shuffled_cycle(index + i, hello_.problem_count, shuffle_key_));
     ECHO_ASSIGN(auto received, request_problems(*programs_, Method::kProblems, rows, name_of(hello_)));
     for (std::uint64_t i = 0; i < kPrefetchedRows; ++i) {
       if (received[i].demonstration) demonstrations_[received[i].problem.id()] = *std::move(received[i].demonstration);
@@ -187,7 +187,7 @@ class Task final : public Adapter {
   const Hello hello_;
   const std::vector<Problem> evaluation_;
   const std::string worker_options_;
-  const std::uint64_t key_;
+  const std::uint64_t shuffle_key_;
   mutable std::mutex mutex_;
   mutable std::map<std::uint64_t, Problem> problems_;          // by index; guarded by mutex_
   mutable std::map<std::string, std::string> demonstrations_;  // by problem id; guarded by mutex_
@@ -232,15 +232,15 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
   ECHO_ASSIGN(const Hello hello, programs->first().hello());
   std::vector<Problem> evaluation;
   if (use == AdapterUse::kProblems) {
-    if (hello.problems == 0)
+    if (hello.problem_count == 0)
       return fail(Code::kInvalid, "task", "'{}' has no problems to train on: its hello must give their number",
                   Task::name_of(hello));
-    if (hello.evaluation > kEvaluationMax)
-      return fail(Code::kInvalid, "task", "{} evaluation problems, at most {} are allowed", hello.evaluation,
+    if (hello.evaluation_count > kEvaluationMax)
+      return fail(Code::kInvalid, "task", "{} evaluation problems, at most {} are allowed", hello.evaluation_count,
                   kEvaluationMax);
-    for (std::uint64_t row = 0; row < hello.evaluation;) {
+    for (std::uint64_t row = 0; row < hello.evaluation_count;) {
       std::vector<std::uint64_t> rows;
-      for (; row < hello.evaluation && rows.size() < kPrefetchedRows; ++row) rows.push_back(row);
+      for (; row < hello.evaluation_count && rows.size() < kPrefetchedRows; ++row) rows.push_back(row);
       ECHO_ASSIGN(auto received, Task::request_problems(*programs, Method::kEvaluation, rows, Task::name_of(hello)));
       for (ProblemWithDemonstration& received_problem : received)
         evaluation.push_back(std::move(received_problem.problem));

@@ -1,0 +1,62 @@
+// Checks the answers of an inference server before their tokens become part of a response.
+#include "worker/engines/pieces.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "worker/groups.hpp"
+
+namespace echoline::worker {
+namespace {
+
+constexpr double kLogprobSlack = 1e-3;  // nats; rounding may give a log-probability up to this much above 0
+
+}  // namespace
+
+Status append_sampled(const Task& task, const SampleRequest& sample_request, const SampleResponse& sampled,
+                      const std::vector<Span>& versions, Response& response) {
+  const auto corrupt = [](std::string what) { return fail(Code::kCorrupt, "answer of the engine", "{}", what); };
+  const std::size_t count = sampled.tokens.size();
+  if (sampled.logprobs.size() != count)
+    return corrupt(fmt::format("{} log-probabilities of {} tokens", sampled.logprobs.size(), count));
+  if (std::ssize(sampled.tokens) > sample_request.tokens_max)
+    return corrupt(fmt::format("{} tokens, {} were asked for", count, sample_request.tokens_max));
+  for (std::size_t i = 0; i < count; ++i) {
+    const double logprob = sampled.logprobs[i];
+    if (!std::isfinite(logprob) || logprob > kLogprobSlack)
+      return corrupt(fmt::format("log-probability {} of token {}", logprob, i));
+    if (sampled.tokens[i] < 0 || sampled.tokens[i] >= task.model.vocab_size)
+      return corrupt(fmt::format("token {}, the vocabulary ends at {}", sampled.tokens[i], task.model.vocab_size - 1));
+    const bool ends = std::find(sample_request.end_tokens.begin(), sample_request.end_tokens.end(),
+                                sampled.tokens[i]) != sample_request.end_tokens.end();
+    if (ends && i + 1 < count)
+      return corrupt(fmt::format("it goes on after token {}, which ends a response", sampled.tokens[i]));
+    response.ended = ends;
+  }
+  // If only the server sees a stop string, the response has not ended: the next request continues it.
+  const bool may_have_stopped = !sample_request.stop_strings.empty() && count > 0;
+  if (!sampled.aborted && !response.ended && !may_have_stopped &&
+      std::ssize(sampled.tokens) < sample_request.tokens_max)
+    return corrupt(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
+                               sample_request.tokens_max));
+  if (count == 0) return ok();
+  const std::size_t before = response.tokens.size();
+  response.tokens.insert(response.tokens.end(), sampled.tokens.begin(), sampled.tokens.end());
+  for (const double logprob : sampled.logprobs) response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
+  if (const auto end = task.phrasing->response_end(response.tokens, before)) {
+    response.ended = true;
+    response.tokens.resize(*end);  // servers may notice a stop string some tokens late
+    response.logprobs.resize(*end);
+  }
+  std::vector<Span>& spans = response.spans;
+  for (const Span& span : versions) {
+    const std::size_t begin = spans.empty() ? 0 : spans.back().end;
+    const std::size_t end = std::min(before + span.end, response.tokens.size());
+    if (end <= begin) continue;
+    if (spans.empty() || spans.back().version != span.version) spans.push_back({span.version, 0});
+    spans.back().end = end;
+  }
+  return ok();
+}
+
+}  // namespace echoline::worker

@@ -1,0 +1,103 @@
+// The parts of a remote engine's state. Private to worker/engines/.
+#pragma once
+#include <deque>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/http.hpp"
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "overlay/types.hpp"
+#include "worker/engine.hpp"
+#include "worker/engines/fingerprints.hpp"
+#include "worker/engines/protocol.hpp"
+#include "worker/engines/truth.hpp"
+
+namespace echoline::worker {
+
+// A sequence that the server has not finished.
+struct Unfinished {
+  Sequence sequence;
+  Response response;          // what was generated so far
+  std::uint64_t request = 0;  // 0: in the queue
+  Version requested_under{};  // the version that the server had at that time, or that of `adapter`
+  std::string adapter;        // with which its last tokens were requested
+  int losses = 0;
+};
+
+// One step of the script that brings the server to a policy: a call, and the function that takes the answer. Without
+// a call: wait for aborted responses to return.
+struct Errand {
+  std::string_view name;  // for the log
+  std::optional<Call> call;
+  std::function<Status(const HttpAnswer&)> on_answer;
+  bool long_work = false;    // loads weights or reads a text: its timeout is options.patience
+  bool by_receiver = false;  // a call of hand_over()
+};
+
+// Checks of the health beside a long call.
+struct Watch {
+  std::uint64_t request = 0;
+  TimePoint next_check{};
+  int failed_in_a_row = 0;
+};
+
+struct Script {
+  std::deque<Errand> errands;
+  std::uint64_t request = 0;      // of the first errand, or of a health check
+  TimePoint drained_by = kNever;  // deadline of an errand without a call
+  // The probe that follows the resumption, if it was sent before the resumption: see advance_script().
+  std::uint64_t early_probe = 0;
+  std::optional<HttpAnswer> early_probe_answer;
+  TimePoint begun{}, step_begun{};
+  std::vector<std::pair<std::string_view, Duration>> times;  // of the finished errands, by name
+  Watch watch;
+  bool handed_over = false;  // to the receiver
+  bool draws_go_on = false;  // requests are sent under the adapter before the new one
+};
+
+// Attempts to get the engine to work.
+struct Attempts {
+  int failed = 0;  // consecutive
+  TimePoint next_attempt{}, deadline{}, next_health_check{};
+  TimePoint wait_begun{}, next_log = kNever;  // of the wait for a server; kNever: nothing was logged about it
+  std::string last_health = "no answer";
+};
+
+// The policy that the server is to have (target), and the one that it has.
+struct Held {
+  std::optional<Version> target, version;
+  overlay::Digest digest{};
+  std::set<Version> possible_versions;  // versions under which unfinished responses may have been drawn
+};
+
+// Knowledge about the current server, gathered since it started or came back.
+struct Server {
+  bool is_interface_known = false;
+  bool has_receiver = false;                // see Handover
+  std::optional<Version> receiver_version;  // the version that the receiver has loaded
+  std::vector<double> base_logprobs;        // of the probe's text without an adapter
+  ProbeNoise noise;
+};
+
+// Evidence that the server has the right weights: its log-probabilities of a text.
+struct Proof {
+  std::vector<model::Token> text;
+  std::vector<double> learner_logprobs;  // of the text under the policy in the folder; empty: the learner sent none
+  Truth truth;
+  Fingerprints fingerprints;
+  double spread_at_1 = 0;  // Protocol::parse_spread() at temperature 1
+  bool temperature_checked = false;
+};
+
+// How the server got its weights: it has read only this folder since its start, it was told to load them, or another
+// process may have changed them.
+enum class WeightsSource { kStarted, kLoaded, kUnknown };
+
+}  // namespace echoline::worker

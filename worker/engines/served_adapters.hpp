@@ -1,0 +1,85 @@
+// The adapters (LoRA) that an inference server has, one for each of the newest policies. Pure. Private to
+// worker/engines/.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "worker/engines/protocol.hpp"
+#include "worker/groups.hpp"
+
+namespace echoline::worker {
+
+// Why the server cannot apply the adapter; empty if it can.
+inline std::string why_unfit(const AdapterLimits& limits, const PolicyAdapter& adapter) {
+  if (limits.rank && *limits.rank < adapter.rank)
+    return fmt::format("it takes adapters up to rank {}, and this run's has rank {}", *limits.rank, adapter.rank);
+  if (limits.modules)
+    for (const std::string& target : adapter.targets)
+      if (std::ranges::find(*limits.modules, target) == limits.modules->end())
+        return fmt::format("it applies adapters to {}, and this run's has {} as well", fmt::join(*limits.modules, ", "),
+                           target);
+  return {};
+}
+
+// Responses may finish under the adapter with which they began, so a server has several at a time. The number is
+// bounded by the server's own limit.
+class ServedAdapters {
+ public:
+  static constexpr std::size_t kCountMax = 8;
+  struct Adapter {
+    std::string name;  // at the server, and of its folder
+    Version version;
+  };
+
+  // `server_limit`: adapters that the server computes in one batch. With more, requests would wait for each other.
+  void set_limit(std::size_t server_limit) { limit_ = std::clamp<std::size_t>(server_limit, 1, kCountMax); }
+  std::size_t limit() const { return limit_; }
+
+  bool empty() const { return adapters_.empty(); }
+  // The adapter of the newest policy; there must be one.
+  const Adapter& newest() const { return adapters_.back(); }
+  // Null if requests can no longer name it.
+  const Adapter* find(const std::string& name) const {
+    const auto it = std::find_if(adapters_.begin(), adapters_.end(), [&](const Adapter& a) { return a.name == name; });
+    return it == adapters_.end() ? nullptr : &*it;
+  }
+
+  // Adds the adapter of a newer policy, which the server has loaded.
+  void add(Adapter adapter) {
+    std::erase(abandoned_, adapter.name);
+    adapters_.push_back(std::move(adapter));
+  }
+  // The newest policy has the same weights under another version.
+  void rename_newest(Version version) { adapters_.back().version = version; }
+
+  // Before the load of `name`: gives up the adapters that are neither the newest nor in `used`, and then the oldest
+  // until there is room for one more. Returns the names of all that the server should unload.
+  std::vector<std::string> make_room(const std::string& name, const std::set<std::string>& used) {
+    std::vector<std::string> names = std::exchange(abandoned_, {name});  // add() takes it from there
+    const auto give_up = [&](auto it) {
+      names.push_back(it->name);
+      return adapters_.erase(it);
+    };
+    for (auto it = adapters_.begin(); it != adapters_.end();)
+      it = it + 1 == adapters_.end() || used.contains(it->name) ? it + 1 : give_up(it);
+    while (adapters_.size() >= limit_) give_up(adapters_.begin());
+    return names;
+  }
+  // The server's state is unknown: no request may name an adapter, and the server may still have all of them.
+  void abandon_all() {
+    for (Adapter& adapter : adapters_) abandoned_.push_back(std::move(adapter.name));
+    adapters_.clear();
+  }
+
+ private:
+  std::size_t limit_ = 1;
+  std::deque<Adapter> adapters_;        // oldest first
+  std::vector<std::string> abandoned_;  // the server may have them
+};
+
+}  // namespace echoline::worker
