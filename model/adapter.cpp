@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/random.hpp"
+#include "model/bf16.hpp"
 
 namespace echoline::model {
 namespace {
@@ -55,12 +56,6 @@ float read_value(const delta::TensorView& tensor, std::size_t index) {
   std::uint16_t upper = 0;
   std::memcpy(&upper, tensor.bytes.data() + 2 * index, sizeof upper);
   return std::bit_cast<float>(std::uint32_t{upper} << 16);
-}
-
-// Rounds a finite number to nearest, ties to even.
-std::uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 void write_value(std::span<std::byte> bytes, delta::DType dtype, std::size_t index, float value) {

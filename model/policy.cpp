@@ -2,13 +2,13 @@
 #include "model/policy.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "base/files.hpp"
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
+#include "model/bf16.hpp"
 #include "model/finite.hpp"
 
 namespace echoline::model {
@@ -46,12 +46,6 @@ Result<delta::StateView> tensors_of(const ModelConfig& config) {
   add("model.norm.weight", {config.hidden_size});
   if (!config.tie_embeddings) add("lm_head.weight", {config.vocab_size, config.hidden_size});
   return state;
-}
-
-// Rounds a finite number to nearest, ties to even.
-std::uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 }  // namespace
@@ -168,17 +162,7 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
   ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const delta::TensorView& source = *find_tensor(state, layout[i].name);
-    const std::span<std::byte> target = policy.mutable_bytes(i);
-    if (source.dtype == delta::DType::kBF16) {
-      std::memcpy(target.data(), source.bytes.data(), target.size());
-      continue;
-    }
-    for (std::size_t byte = 0; byte < target.size(); byte += 2) {
-      float value = 0;
-      std::memcpy(&value, source.bytes.data() + 2 * byte, sizeof value);
-      const std::uint16_t rounded = to_bf16(value);
-      std::memcpy(target.data() + byte, &rounded, sizeof rounded);
-    }
+    copy_as_bf16(source, policy.mutable_bytes(i));
   }
   policy.seal();
   return policy;

@@ -418,14 +418,10 @@ class Parser {
     } else if (tag == "macro") {
       s.kind = Statement::Kind::kMacro;
       ECHO_TRY(macro_signature(s));
-      const std::size_t loops_outside = std::exchange(loops_, 0);
-      ECHO_TRY(block("endmacro", s));
-      loops_ = loops_outside;
+      ECHO_TRY(block_outside_loops("endmacro", s));
     } else if (tag == "generation") {  // marks the model's own text for trainers; prints it
       s.kind = Statement::Kind::kScope;
-      const std::size_t loops_outside = std::exchange(loops_, 0);
-      ECHO_TRY(block("endgeneration", s));
-      loops_ = loops_outside;
+      ECHO_TRY(block_outside_loops("endgeneration", s));
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     } else {
@@ -442,6 +438,14 @@ class Parser {
     std::string ended_by;
     ECHO_ASSIGN(auto body, statements({end}, ended_by));
     s.branches.push_back({nullptr, std::move(body)});
+    return ok();
+  }
+
+  // A block in which break and continue do not concern the loops around it.
+  Status block_outside_loops(std::string_view end, Statement& s) {
+    const std::size_t loops_outside = std::exchange(loops_, 0);
+    ECHO_TRY(block(end, s));
+    loops_ = loops_outside;
     return ok();
   }
 

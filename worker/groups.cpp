@@ -52,9 +52,6 @@ Result<Task> make_task(schema::RunSpec spec) {
   ECHO_ASSIGN(task.model, model::ModelConfig::from_json(spec.model_config_json(), model::ModelUse::kCarry));
   if (!spec.policy_adapter_json().empty()) {
     ECHO_ASSIGN(task.model.adapter, model::AdapterConfig::from_json(spec.policy_adapter_json()));
-    task.policy_adapter = PolicyAdapter{.config_json = spec.policy_adapter_json(),
-                                        .rank = task.model.adapter->rank,
-                                        .targets = task.model.adapter->targets};
   }
   ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.phrasing, model::Phrasing::from_parts(std::move(tokenizer), {spec.eos().begin(), spec.eos().end()},

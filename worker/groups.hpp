@@ -21,20 +21,12 @@
 
 namespace echoline::worker {
 
-// The adapter (LoRA) of a run's policies, as an inference server needs it.
-struct PolicyAdapter {
-  std::string config_json;  // PEFT's adapter_config.json
-  std::int64_t rank = 0;
-  std::vector<std::string> targets;  // the last parts of the names of the adapted modules
-};
-
 // The run's specification, with the objects parsed from it.
 struct Task {
   schema::RunSpec spec;
   std::unique_ptr<data_plane::Adapter> adapter;  // null: the learner scores everything
   std::optional<model::Phrasing> phrasing;
   model::ModelConfig model;
-  std::optional<PolicyAdapter> policy_adapter;  // absent: policies have none
 };
 
 Result<Task> make_task(schema::RunSpec spec);

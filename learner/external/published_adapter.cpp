@@ -2,11 +2,10 @@
 #include "learner/external/published_adapter.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "model/bf16.hpp"
 #include "model/finite.hpp"
 
 namespace echoline::learner {
@@ -26,27 +25,12 @@ void remove_default(std::string& name) {
     name.erase(at, kDefault.size());
 }
 
-// Rounds a finite number to nearest, ties to even.
-std::uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // Copies a tensor of bf16 or fp32 values as bf16.
 Status copy_rounded(const delta::TensorView& from, std::span<std::byte> to) {
-  if (from.dtype == delta::DType::kBF16) {
-    std::memcpy(to.data(), from.bytes.data(), to.size());
-    return ok();
-  }
-  if (from.dtype != delta::DType::kF32)
+  if (from.dtype != delta::DType::kBF16 && from.dtype != delta::DType::kF32)
     return fail(Code::kInvalid, kOperation, "tensor '{}' has type {}, expected BF16 or F32", from.name,
                 delta::dtype_name(from.dtype));
-  for (std::size_t byte = 0; byte < to.size(); byte += 2) {
-    float value = 0;
-    std::memcpy(&value, from.bytes.data() + 2 * byte, sizeof value);
-    const std::uint16_t rounded = to_bf16(value);
-    std::memcpy(to.data() + byte, &rounded, sizeof rounded);
-  }
+  model::copy_as_bf16(from, to);
   return ok();
 }
 

@@ -11,13 +11,10 @@
 namespace echoline::worker {
 namespace {
 
-const PolicyAdapter kAdapter{
-    .config_json = R"({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]})",
-    .rank = 8,
-    .targets = {"q_proj"}};
+const model::AdapterConfig kAdapter{.rank = 8, .alpha = 16, .targets = {"q_proj"}, .base_model = {}};
 
-// A base of one tensor and an adapter of two, and the deltas between versions. Version 0 is the base's function.
-class AdapterPolicies {
+// A base of one tensor and an adapter of two. Version 0 is the base's function.
+class AdapterPolicies : public StoredPolicies {
  public:
   explicit AdapterPolicies(std::size_t count) {
     const std::string module = "base_model.model.model.layers.0.self_attn.q_proj.";
@@ -35,12 +32,6 @@ class AdapterPolicies {
       states_.push_back(std::move(state));
     }
   }
-  overlay::Publication snapshot(std::size_t v) {
-    return publication(v, std::nullopt, *delta::encode_snapshot(states_[v].view()), states_[v].digest());
-  }
-  overlay::Publication delta(std::size_t from, std::size_t to) {
-    return publication(to, from, *delta::encode_delta(states_[from].view(), states_[to].view()), states_[to].digest());
-  }
   // A delta on `from` that changes the base.
   overlay::Publication damaged(std::size_t from) {
     delta::OwnedState state = *delta::copy_of(states_[from].view());
@@ -49,14 +40,11 @@ class AdapterPolicies {
     return publication(from + 1, from, *delta::encode_delta(states_[from].view(), state.view()), state.digest());
   }
   delta::StateView view(std::size_t v) const { return states_[v].view(); }
-
- private:
-  std::vector<delta::OwnedState> states_;
 };
 
 class AdapterTest : public RemoteTest {
  protected:
-  AdapterTest() { task_.policy_adapter = kAdapter; }
+  AdapterTest() { task_.model.adapter = kAdapter; }
   // A server of another owner that takes adapters, with version 0.
   void start(std::size_t at_once = 4, int rank_max = 16) {
     attach();
@@ -109,7 +97,7 @@ TEST_P(AdapterTest, EveryVersionIsAnAdapterBesideTheSameBase) {
   EXPECT_FALSE(folders().contains(first));
   const fs::path newest = options_.folder / adapter_of_last_draw();
   std::ifstream config(newest / "adapter_config.json");
-  EXPECT_EQ(nlohmann::json::parse(config), nlohmann::json::parse(kAdapter.config_json));
+  EXPECT_EQ(nlohmann::json::parse(config), nlohmann::json::parse(kAdapter.to_json()));
   const auto file = delta::SafetensorsFile::open(newest / "adapter_model.safetensors");
   ASSERT_TRUE(file);
   delta::StateView expected = policies_.view(3);

@@ -39,8 +39,22 @@ inline std::string server_name(const ::testing::TestParamInfo<Speaks>& info) {
   return {};
 }
 
-// Policies of one tensor, and the deltas between them. With `fixed` they have another one, which never changes.
-class Policies {
+// Versions of a policy, and the deltas between them.
+class StoredPolicies {
+ public:
+  overlay::Publication snapshot(std::size_t v) {
+    return publication(v, std::nullopt, *delta::encode_snapshot(states_[v].view()), states_[v].digest());
+  }
+  overlay::Publication delta(std::size_t from, std::size_t to) {
+    return publication(to, from, *delta::encode_delta(states_[from].view(), states_[to].view()), states_[to].digest());
+  }
+
+ protected:
+  std::vector<delta::OwnedState> states_;
+};
+
+// Policies of one tensor. With `fixed` they have another one, which never changes.
+class Policies : public StoredPolicies {
  public:
   explicit Policies(std::size_t count, bool fixed = false) {
     for (std::size_t v = 0; v < count; ++v) {
@@ -54,17 +68,10 @@ class Policies {
       states_.push_back(std::move(state));
     }
   }
-  overlay::Publication snapshot(std::size_t v) {
-    return publication(v, std::nullopt, *delta::encode_snapshot(states_[v].view()), states_[v].digest());
-  }
-  overlay::Publication delta(std::size_t from, std::size_t to) {
-    return publication(to, from, *delta::encode_delta(states_[from].view(), states_[to].view()), states_[to].digest());
-  }
   delta::Digest digest(std::size_t v) { return states_[v].digest(); }
 
  private:
   static std::size_t mix(std::size_t i, std::size_t v) { return (i * 37 + v * 101) & 0x7f; }
-  std::vector<delta::OwnedState> states_;
 };
 
 class TemporaryFolder {

@@ -15,6 +15,7 @@
 
 #include "base/log.hpp"
 #include "delta/patch.hpp"
+#include "model/adapter.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -27,9 +28,7 @@ constexpr const char* kLock = ".echoline-worker";  // file in the folder, locked
 // and adapter.
 constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-", *kArriving = ".arriving",
                      *kArrivingAdapter = ".arriving-adapter";
-// Names of PEFT: its files, the beginning of all tensors of an adapter, and the end of those of the second matrix.
-constexpr const char *kAdapterFile = "adapter_model.safetensors", *kAdapterConfigFile = "adapter_config.json";
-constexpr std::string_view kAdapterPrefix = "base_model.model.", kAdapterOutput = ".lora_B.weight";
+constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // the end of the names of all B
 constexpr int kFoldersMax = 1000;
 constexpr std::uint64_t kOtherBytes = 16 << 20;  // space for headers and other files
 
@@ -295,7 +294,7 @@ void PolicyFolder::apply_write(const delta::TensorWrite& write) {
 }
 
 bool PolicyFolder::is_of_adapter(const delta::TensorView& tensor) const {
-  return has_adapter() && tensor.name.starts_with(kAdapterPrefix);
+  return has_adapter() && model::is_adapter_tensor(tensor.name);
 }
 
 Status PolicyFolder::check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const {
@@ -329,8 +328,8 @@ Result<fs::path> PolicyFolder::write_adapter(const std::string& name) const {
   fs::remove_all(arriving, ec);
   ECHO_TRY(check_free_space(weights_->adapter.total_bytes()));
   ECHO_TRY(make_folders(arriving));
-  ECHO_TRY(delta::write_safetensors(arriving / kAdapterFile, weights_->adapter.view(), {{"format", "pt"}}));
-  ECHO_TRY(write_file_atomic(arriving / kAdapterConfigFile, adapter_config_));
+  ECHO_TRY(delta::write_safetensors(arriving / delta::kAdapterFileName, weights_->adapter.view(), {{"format", "pt"}}));
+  ECHO_TRY(write_file_atomic(arriving / model::kAdapterConfigFile, adapter_config_));
   fs::rename(arriving, folder, ec);
   if (ec) return fail(Code::kIo, "install policy", "{}: {}", folder.string(), ec.message());
   return folder;

@@ -303,11 +303,11 @@ class Remote final : public Engine {
            if (answer.status == 0) return expect_success(answer, protocol_->adapter_limits_request().path);
            const auto limits = protocol_->adapter_limits(answer.status, answer.body);
            if (!limits && limits.error().code != Code::kInvalid) return limits.error();
-           const std::string problem = limits ? why_unfit(*limits, *task_.policy_adapter) : limits.error().detail;
+           const std::string problem = limits ? why_unfit(*limits, *task_.model.adapter) : limits.error().detail;
            if (!problem.empty()) {
              phase_.mark_broken(fail(Code::kInvalid, kOperation,
                                      "{} cannot serve the run's adapter: {}. Start it with {}", protocol_->name(),
-                                     problem, protocol_->adapter_options(task_.policy_adapter->rank)));
+                                     problem, protocol_->adapter_options(task_.model.adapter->rank)));
              return ok();
            }
            adapters_.set_limit(limits->at_once);
@@ -394,8 +394,7 @@ class Remote final : public Engine {
     add_load();
     script_.errands.push_back(probe({}, [this](TextScores probed) -> Status {
       const double bound = server_.noise.bound(proof_.truth.usual_distance()).value_or(ProbeNoise::kNoiseMin);
-      if (proof_.fingerprints.judge(folder_->digest(), probed.logprobs, bound) == Fingerprints::Verdict::kSame)
-        return ok();
+      if (judge(probed.logprobs, bound) == Fingerprints::Verdict::kSame) return ok();
       const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
       if (!std::exchange(server_.has_receiver, false)) {
         phase_.mark_broken(
@@ -976,7 +975,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
   const bool carried = task.model.family == model::Family::kCarried;
   // The base of an adapter is not loaded again after the server's start.
   const bool use_separate_head =
-      !carried && !task.policy_adapter && task.model.tie_embeddings && protocol->needs_separate_head();
+      !carried && !task.model.adapter && task.model.tie_embeddings && protocol->needs_separate_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
                                            [&] {
                                              model::ModelConfig config = task.model;
@@ -988,7 +987,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
   for (const auto& [name, text] : spec.model_files()) files.content[name] = text;
   ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options),
                                               use_separate_head ? std::optional(kSeparateHead) : std::nullopt,
-                                              task.policy_adapter ? task.policy_adapter->config_json : std::string()));
+                                              task.model.adapter ? task.model.adapter->to_json() : std::string()));
   return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
 }
 

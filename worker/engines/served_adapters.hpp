@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "model/adapter.hpp"
 #include "worker/engines/protocol.hpp"
-#include "worker/groups.hpp"
 
 namespace echoline::worker {
 
 // Why the server cannot apply the adapter; empty if it can.
-inline std::string why_unfit(const AdapterLimits& limits, const PolicyAdapter& adapter) {
+inline std::string why_unfit(const AdapterLimits& limits, const model::AdapterConfig& adapter) {
   if (limits.rank && *limits.rank < adapter.rank)
     return fmt::format("it takes adapters up to rank {}, and this run's has rank {}", *limits.rank, adapter.rank);
   if (limits.modules)
