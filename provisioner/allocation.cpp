@@ -15,12 +15,13 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr double kRounding = 1e-12;  // relative tolerance of sums of rates and costs
-// Nodes of the search that ends allocate(): in all, and before it splits a part; for a small core and for others.
+// Most nodes of the branch and bound of allocate(): ...Max in all, ...Part in one part before that is split. Pools of
+// at most kFewMax candidates have their own limits.
 constexpr std::uint64_t kNodesOfFewMax = 1'000'000, kNodesOfFewPart = 10'000;
 constexpr std::uint64_t kNodesMax = 300'000, kNodesPart = 100'000;
 constexpr std::size_t kFewMax = 64;
-constexpr std::size_t kCoreMax = 3000;  // candidates of that search
-constexpr double kNoGap = 1e300;
+constexpr std::size_t kCoreMax = 3000;  // most candidates of the branch and bound
+constexpr double kNoGap = 1e300;        // while no set is known
 
 // Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - kRounding); }
@@ -195,10 +196,11 @@ struct SearchResult {
   std::uint64_t nodes_left = 0;
 };
 
-// Searches depth first. Each node adds the next candidate or skips it, first as the prices of the bound suggest. Cuts a
-// branch whose bound (CostBound) costs at least as much as the best set: the decided candidates at their reduced costs,
-// and for the others the least that any set of them can have. Candidates whose reduced costs are far from 0 come first,
-// because the other decision about one of them mostly exceeds the best set at once.
+// Searches depth first. Each node tries to add and to skip the next candidate, and begins with adding if its reduced
+// cost is negative. Cuts a branch whose bound (CostBound) is not below the cost of the best set. The bound sums the
+// reduced costs of the added candidates and the least sum that a set of the undecided ones can have. Candidates whose
+// reduced costs are far from 0 come first, because the other decision about one of them mostly exceeds the best set at
+// once.
 class BranchAndBound {
  public:
   BranchAndBound(std::span<const Candidate> pool, double target, AllocationLimits limits,
@@ -232,7 +234,7 @@ class BranchAndBound {
   }
 
  private:
-  // Orders the candidates, those that exclude one another side by side, and sums what is left at each depth.
+  // Orders the candidates so that those that exclude one another are adjacent. Sums the undecided ones at each depth.
   void make_order(AllocationLimits limits) {
     std::map<std::pair<bool, std::uint32_t>, std::vector<std::size_t>> group_of;
     std::map<std::uint32_t, std::size_t> machine_sizes, host_sizes;
@@ -258,7 +260,7 @@ class BranchAndBound {
       farthest_first.emplace_back(-distance(groups[g].front()), g);
     }
     std::sort(farthest_first.begin(), farthest_first.end());
-    std::vector<double> least_of_group;  // at the first candidate of a group; of the group's whole
+    std::vector<double> least_of_group;  // by depth; of the whole group, at its first candidate
     std::vector<std::size_t> group_begin;
     for (const auto& [negative_distance, g] : farthest_first) {
       std::vector<Candidate> group;
@@ -377,8 +379,8 @@ class BranchAndBound {
 };
 
 // Searches by BranchAndBound. If that takes too many nodes, it splits the problem by the fastest candidate, which is
-// kept in one part and left out of the other, and searches each part with its own prices. One large offer can be far
-// from what it would cost by the prices of all, so that the bound is weak before the split.
+// kept in one part and left out of the other, and searches each part with its own prices. Before
+// the split, the bound can be weak: the price of one large offer can be far from its worth at the pool's prices.
 class SplitSearch {
  public:
   SplitSearch(double target, AllocationLimits limits, std::optional<double> cost_to_beat)
@@ -445,7 +447,8 @@ class SplitSearch {
   bool is_complete_ = true;
 };
 
-// Adds the allowed candidates in this order until they reach the target, then tries exchanges. Absent if no set does.
+// Adds the allowed candidates in this order until they reach the target, then tries exchanges. Absent if none
+// reaches it.
 std::optional<Selection> fill_in_order(std::span<const Candidate> pool, std::span<const std::size_t> order,
                                        double target, AllocationLimits limits) {
   Selection set(pool, limits);

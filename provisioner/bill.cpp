@@ -1,4 +1,4 @@
-// Books providers' bills; `echoline ledger` calls it.
+// Records providers' bills in the ledger; `echoline ledger` calls it.
 #include "provisioner/bill.hpp"
 
 #include <algorithm>

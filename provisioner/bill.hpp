@@ -1,4 +1,4 @@
-// Writes providers' bills to the ledger, beside the costs that the ledger computes itself.
+// Records providers' bills in the ledger. They stand beside the costs that the ledger computes itself.
 #pragma once
 #include "base/result.hpp"
 #include "provisioner/ledger.hpp"

@@ -9,13 +9,13 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr int kBisections = 46;          // to 1e-13 of the first interval
-constexpr int kRounds = 8;               // of adding candidates to a list
-constexpr std::size_t kAddedMax = 2000;  // candidates in a round
+constexpr int kBisections = 46;          // narrow the first interval to about 1e-14 of it
+constexpr int kRounds = 8;               // most times that candidates are added to a list
+constexpr std::size_t kAddedMax = 2000;  // most candidates added in a round
 constexpr double kRounding = 1e-12;
-constexpr std::size_t kSharersMax = 16;  // offers of a machine, of which every set is tried
+constexpr std::size_t kSharersMax = 16;  // of at most this many offers of a machine, every set is tried
 
-// The number of the fastest candidates that reach the target together; their number if none do.
+// Returns how many of the fastest candidates reach the target together; the number of all if even all do not.
 std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target) {
   std::vector<double> rates;
   for (const std::size_t i : indices) rates.push_back(pool[i].rollouts_per_s);
@@ -25,7 +25,7 @@ std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::
   return count;
 }
 
-// The sets with the least reduced cost, for any prices.
+// Computes the set with the least reduced cost for given prices.
 class Relaxation {
  public:
   struct Value {
@@ -109,7 +109,7 @@ class Relaxation {
     return all;
   }
 
-  // The limit to which a price of workers belongs, without the kept ones.
+  // The limit on workers to which their price belongs: the most or, if it is negative, the least. Without kept ones.
   double workers(double usd_per_worker) const { return usd_per_worker >= 0 ? workers_max_ : workers_min_; }
   double bound(const Value& value, double usd_per_rollout_s, double usd_per_worker) const {
     return kept_usd_ + usd_per_rollout_s * target_ - usd_per_worker * workers(usd_per_worker) + value.reduced_cost;
@@ -152,7 +152,7 @@ class Relaxation {
     return best;
   }
 
-  // Two relaxations, of which the greater counts: no limit of the host, or no shared GPUs.
+  // The greater of two relaxations: one ignores the host's limit, the other ignores shared GPUs.
   template <class ReducedCost>
   static Value least_of_host(const Host& host, const ReducedCost& reduced_cost) {
     Value without_limit;
@@ -177,7 +177,7 @@ class Relaxation {
   std::vector<Host> hosts_;                       // with more candidates than they may have in a set
 };
 
-// For a price of workers, the best price of rollouts.
+// The best price of rollouts for one price of workers.
 struct Slice {
   CostBound bound;
   double count = 0;  // of workers, in the mixture of two sets that has exactly the target rate
@@ -189,7 +189,7 @@ Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
   slice.bound.usd_per_worker = usd_per_worker;
   double low = 0, high = relaxation.highest_price(usd_per_worker);
   auto at_low = relaxation.least(low, usd_per_worker), at_high = relaxation.least(high, usd_per_worker);
-  // The fastest of the candidates that share a machine are the best ones only at a higher price.
+  // highest_price() is too low if, of candidates that share a machine, the fastest is the best only at a higher price.
   for (int i = 0; i < kBisections && at_high.rate < relaxation.target(); ++i) {
     low = high, at_low = at_high;
     high *= 2;
@@ -215,7 +215,7 @@ Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
   return slice;
 }
 
-// The greatest rate of `workers_max` candidates, as if none excluded another.
+// Whether the kept candidates and the fastest others, `workers_max` in all, reach the target if none excludes another.
 bool can_reach(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
                AllocationLimits limits) {
   std::vector<double> rates;

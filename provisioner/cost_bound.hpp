@@ -1,4 +1,4 @@
-// A lower bound of the cost of the cheapest set of offers, which knows the limits on workers and hosts. Private to
+// A lower bound of the cost of the cheapest set of offers within the limits on workers and hosts. Private to
 // provisioner/.
 #pragma once
 #include <optional>
@@ -13,15 +13,15 @@ namespace echoline::provisioner {
 struct CostBound {
   double usd_per_hour = 0;       // no set that reaches the target within the limits costs less
   double usd_per_rollout_s = 0;  // lambda >= 0, $ per hour for a rollout/s of the target
-  // nu, $ per hour for each worker. At least 0: the limit on workers makes them scarce. Negative: at least some number
-  // of workers is needed, because even the fastest so many do not reach the target.
+  // nu, $ per hour for each worker. At least 0: the limit on workers makes them scarce. Negative: the target
+  // needs at least `workers` workers, because even the fastest candidates do not reach it with fewer.
   double usd_per_worker = 0;
   double workers = 0;  // N, the most workers if nu >= 0, else the least number that can reach the target
   // Cost of a candidate beyond its worth at these prices: negative for those of a cheap set.
   double reduced_cost(const Candidate& c) const {
     return c.usd_per_hour - usd_per_rollout_s * c.rollouts_per_s + usd_per_worker;
   }
-  // The constant part of the bound; the other one is the least sum of reduced costs.
+  // The constant part of the bound; the other part is the least sum of reduced costs.
   double constant(double target) const { return usd_per_rollout_s * target - usd_per_worker * workers; }
 };
 
@@ -39,8 +39,8 @@ double bound_of(std::span<const Candidate> pool, double target, AllocationLimits
 std::optional<CostBound> best_bound(std::span<const Candidate> pool, std::span<const std::size_t> indices,
                                     double target, AllocationLimits limits);
 
-// The greatest bound over the whole pool that was found, starting with the candidates of `indices`. Appends candidates
-// to `indices` that the bound needs. Absent if no set reaches the target.
+// The greatest bound found over the whole pool. Starts with the candidates of `indices`, and appends the others that
+// the bound needs. Absent if no set reaches the target.
 std::optional<CostBound> cost_bound(std::span<const Candidate> pool, std::vector<std::size_t>& indices, double target,
                                     AllocationLimits limits);
 

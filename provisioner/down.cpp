@@ -15,7 +15,7 @@ constexpr Duration kPollInterval = std::chrono::milliseconds(20);
 constexpr int kStopRoundsMax = 5;
 constexpr double kRecentSeconds = 60;  // listings may lack an instance whose row is younger
 constexpr Duration kListingRetryPause = std::chrono::seconds(10);
-constexpr Ticket kRunListing = -1, kAccountListing = -2;  // of instances with the run's label; of all instances
+constexpr Ticket kRunListing = -1, kAccountListing = -2;  // list instances with the run's label; all instances
 
 void wait_for(const DownOptions& options, Duration pause) {
   if (options.pause)
@@ -83,7 +83,7 @@ class ProviderRelease {
     while (clock_.now() < deadline_) {
       bool is_done = false;
       for (const ProviderEvent& event : provider_->poll(clock_.now())) {
-        deadline_ = clock_.now() + options_.timeout;  // something has happened
+        deadline_ = clock_.now() + options_.timeout;  // every event starts the timeout again
         is_done = is_last(event) || is_done;
       }
       if (is_done) return true;
@@ -124,7 +124,7 @@ class ProviderRelease {
       if (const auto* stopped = std::get_if<Stopped>(&event)) {
         const auto it = unanswered.find(stopped->ticket);
         if (it == unanswered.end()) return false;
-        // `stop_asked_unix_s` is that of earlier requests, because the rows were read before this one.
+        // `stop_asked_unix_s` dates from an earlier request, because the rows were read before the present one.
         if (stopped->absent && !it->second->stop_asked_unix_s) {
           unknown_rows.push_back(it->second);
         } else {
@@ -141,7 +141,7 @@ class ProviderRelease {
     ECHO_TRY(booked);
     if (unknown_rows.empty()) return ok();
     // The service does not know these instances, although nothing asked it to end them. If it knows another instance of
-    // this run or account, they are gone. Otherwise the key may be that of a wrong account.
+    // this run or account, they are gone. Otherwise the key may belong to another account.
     if (!options_.absent_is_gone && !instance_seen_) {
       const std::optional<Listed> account = list(kAccountListing, "");
       if (!account || !account->complete || account->instances.empty()) {

@@ -36,11 +36,12 @@ struct DownReport {
 // all others are in the report.
 Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options);
 
-// Whether a label, or the name made of it, is one that ledgers give to the instances of `run`; "": of any run.
+// Whether a ledger gives this label to instances of `run` ("": of any run). Also true for the name made of such a
+// label.
 bool is_label_of_run(std::string_view label, std::string_view run);
 
-// Releases every instance of options.providers with such a label, without a ledger. For a machine that has the key and
-// nothing else, and for a ledger that is lost. The instances of living runs are released as well.
+// Releases every instance of options.providers with such a label, without a ledger. For a machine that has only
+// the key, or after the loss of the ledger. The instances of living runs are released as well.
 DownReport bring_down_labelled(const Clock& clock, const DownOptions& options, const std::string& run);
 
 }  // namespace echoline::provisioner

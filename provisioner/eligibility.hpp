@@ -14,7 +14,7 @@ OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies)
 // The offer's reliability, stated or assumed (fleet.assume); absent if there is neither.
 std::optional<double> reliability_of(const PlanRequest& request, const Offer& offer);
 
-// The assumptions used for the offer, as keys of fleet.assume.
+// The keys of fleet.assume whose values replace values that the offer does not state.
 std::vector<std::string> assumed_of(const PlanRequest& request, const Offer& offer);
 
 // The bid for the offer under the request. Absent on demand, or if the offer states no least bid.

@@ -9,21 +9,23 @@
 namespace echoline::provisioner {
 namespace {
 
-// Results close in time are merged into one sample. If the window holds fewer than kGroupsInWindow groups, a longer one
-// is used.
-constexpr int kSamplesPerWindow = 32;
+constexpr int kSamplesPerWindow = 32;  // measurements that are closer in time are merged into one sample
+// A worker's rate window keeps at least this many groups, even if it is then longer than rules::kThroughputWindow.
 constexpr double kGroupsInWindow = 8;
-constexpr double kPromisedGroups = 2;      // weight of the promised rate, in groups, beside few measured groups
+// A rate measured from few groups is averaged with the expected rate, which counts as up to this many groups.
+constexpr double kPromisedGroups = 2;
 constexpr double kGroupsBeforeJudged = 4;  // measured groups before a worker can count as slower than promised
-constexpr Duration kResultGapMax = std::chrono::seconds(10);  // longest counted time between two results
-// Publication periods in the window of traffic, and those that it must cover before the traffic counts; at least
-// rules::kTrafficWindow and kTrafficTimeMin.
-constexpr int kTrafficPeriods = 5, kTrafficPeriodsMin = 2;
+constexpr Duration kResultGapMax = std::chrono::seconds(10);  // a longer gap between two results counts as this long
+// The traffic window has kTrafficPeriods publication periods, and at least rules::kTrafficWindow.
+constexpr int kTrafficPeriods = 5;
+// Traffic counts once it was measured for kTrafficPeriodsMin publication periods, and at least kTrafficTimeMin.
+constexpr int kTrafficPeriodsMin = 2;
 constexpr Duration kTrafficTimeMin = std::chrono::minutes(1);
 constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
 constexpr double kBytesPerGb = 1e9;
-constexpr Duration kUnansweredMax = std::chrono::minutes(5);  // an unanswered start counts as not done after this time
-constexpr double kShareMin = 1e-3;                            // of a promised rate, so that no host counts as 0
+// If a start has no answer and no listing shows its instance for this time, the core gives the machine up.
+constexpr Duration kUnansweredMax = std::chrono::minutes(5);
+constexpr double kShareMin = 1e-3;  // of a promised rate, so that no host counts as 0
 
 }  // namespace
 
@@ -31,6 +33,8 @@ FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, st
     : rules_(std::move(rules)), book_(offers), wanted_(std::move(wanted)) {
   ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
   target_ = planned_target();
+  for (const std::string& id : wanted_)
+    if (const OfferBook::Entry* entry = book_.find(id)) planned_usd_per_hour_ += price_of(entry->offer);
 }
 
 // ---- events ----
@@ -84,8 +88,8 @@ void FleetCore::on(const fleet::BookingFailed& e) {
   Machine* machine = machines_.find(e.offer);
   if (machine == nullptr || machine->state != MachineState::kAsked) return;
   note("failed", e.offer, "not booked, so not rented: " + e.why);
-  record_offer_failure(*machine, kMayReturn);
-  shortfall_.loss_to_replace = true;
+  record_offer_failure(*machine, kAvailableAfterPause);
+  shortfall_.lost_rollouts_per_s += machine->expected_rollouts_per_s();
   machines_.erase(*machine);
 }
 
@@ -124,7 +128,7 @@ void FleetCore::on(const fleet::Started& e) {
     return;
   }
   change_state(*machine, MachineState::kBooting);
-  set_boot_phase(*machine, e.pulls ? BootPhase::kPulling : BootPhase::kJoining);
+  set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kJoining);
   if (machine->worker)
     change_state(*machine, MachineState::kWorking);  // the worker joined before the provider answered
 }
@@ -152,9 +156,9 @@ void FleetCore::on(const fleet::StartFailed& e) {
       note_once("failed", machine->offer.provider, e.why);
     } else {
       note("failed", machine->offer.id, e.why, e.ticket);
-      record_offer_failure(*machine, e.retryable ? kMayReturn : kUntilOfferedAgain);
+      record_offer_failure(*machine, e.retryable ? kAvailableAfterPause : kUnavailableUntilRefresh);
     }
-    shortfall_.loss_to_replace = true;
+    shortfall_.lost_rollouts_per_s += machine->expected_rollouts_per_s();
   }
   if (e.perhaps_rented) {
     machine->why = "the provider refused it: " + e.why;
@@ -172,7 +176,7 @@ void FleetCore::on(const fleet::Found& e) {
     if (machine->adopt && !machine->unwanted) {
       note("adopted", machine->offer.id, "an earlier process rented it: " + e.instance->text, e.ticket);
       change_state(*machine, MachineState::kBooting);
-      set_boot_phase(*machine, e.pulls ? BootPhase::kPulling : BootPhase::kJoining);
+      set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kJoining);
       if (machine->worker) change_state(*machine, MachineState::kWorking);
       return;
     }
@@ -180,11 +184,13 @@ void FleetCore::on(const fleet::Found& e) {
     request_stop(*machine);
     return;
   }
-  // An earlier process may have requested the instance a moment ago, so it may still appear. The fleet does not wait.
-  if (machine->adopt && !std::exchange(machine->unwanted, true)) {
+  // The instance of an earlier process is missing. It may still appear, if it was requested a moment ago. The fleet
+  // replaces it without waiting for that, and stops it if it appears.
+  if (machine->adopt && !machine->unwanted) {
+    machine->unwanted = true;
     machine->why = "it ended while no process watched it";
     machines_.invalidate_totals();
-    shortfall_.loss_to_replace = true;
+    shortfall_.lost_rollouts_per_s += machine->expected_rollouts_per_s();
   }
   const Duration doubtful_time = time_.now - machine->state_since;
   if (!machine->start_answered && !e.certain && doubtful_time < kUnansweredMax) return;
@@ -210,13 +216,13 @@ void FleetCore::on(const fleet::Exited& e) {
   Machine* machine = machines_.find(e.ticket);
   if (machine == nullptr) return;
   const bool is_draining = machine->state == MachineState::kDraining;
-  const bool is_expected =
-      is_draining || machine->state == MachineState::kStopping || machine->unwanted || phase_ != Phase::kOpen;
+  const bool is_being_ended = machine->state == MachineState::kStopping || machine->unwanted || phase_ != Phase::kOpen;
+  const bool is_expected = is_draining || is_being_ended;
+  if (!is_expected) count_as_lost(*machine, e.why);
   if (!is_expected || is_draining) {
-    if (!is_draining) count_as_lost(*machine, e.why);
     if (machine->worker) emit(fleet::GiveUp{*machine->worker, "its machine has ended: " + e.why});
     // An outbid offer is not available at that price, so the core waits until the market offers it again.
-    record_offer_failure(*machine, e.outbid ? kUntilOfferedAgain : kMayReturn);
+    record_offer_failure(*machine, e.outbid ? kUnavailableUntilRefresh : kAvailableAfterPause);
   }
   if (!e.still_rented) return erase_ended(*machine, is_expected && !machine->why.empty() ? machine->why : e.why, kRan);
   if (machine->state == MachineState::kStopping) return;
@@ -271,7 +277,7 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   if (e.rollouts == 0) return;
   output_.rollouts += e.rollouts;
   // Time without any result, such as a long learner step, is no evidence against a silent worker, so it is capped.
-  output_.worked += std::min<Duration>(time_.now - output_.last_result_at, kResultGapMax);
+  output_.productive_time += std::min<Duration>(time_.now - output_.last_result_at, kResultGapMax);
   output_.last_result_at = time_.now;
   record_progress(*machine);
   const double busy_s = std::exchange(machine->unfinished_s, 0);
@@ -290,17 +296,17 @@ void FleetCore::on(const fleet::Heartbeat& e) {
     window_busy_s -= samples.front().busy_s;
     samples.pop_front();
   }
-  // With few groups, the measurement depends on chance. So the expected rate counts as kPromisedGroups more groups, and
-  // as fewer while the window fills.
-  const double expected_rate = machine->share * machine->offer.rollouts_per_s;
+  // A measurement from few groups depends on chance, so the expected rate is mixed in: as kPromisedGroups groups while
+  // the window is empty, and as none once it is full.
+  const double expected_rate = machine->expected_rollouts_per_s();
   const double window_missing_share = std::max(0.0, 1 - window_rollouts / rollouts_wanted);
   const double added_rollouts = rules_.group_size * kPromisedGroups * window_missing_share;
   const double added_busy_s = added_rollouts / std::max(expected_rate, kRateMin);
-  machine->measured = (window_rollouts + added_rollouts) / (window_busy_s + added_busy_s);
+  machine->measured_rollouts_per_s = (window_rollouts + added_rollouts) / (window_busy_s + added_busy_s);
   machines_.invalidate_totals();
   const double promised_rate = machine->offer.rollouts_per_s;
   if (window_rollouts < kGroupsBeforeJudged * rules_.group_size || !(promised_rate > 0)) return;
-  const double share = *machine->measured / promised_rate;
+  const double share = *machine->measured_rollouts_per_s / promised_rate;
   if (share < rules::kDemotionShare || book_.is_demoted(machine->offer)) demote_host(*machine, share);
 }
 
@@ -344,7 +350,7 @@ void FleetCore::on(const fleet::Left& e) {
   if (machine->state == MachineState::kStopping || machine->unwanted || phase_ != Phase::kOpen) return;
   // The run cannot use the machine any more, so it stops paying for it.
   count_as_lost(*machine, e.why);
-  record_offer_failure(*machine, kMayReturn);
+  record_offer_failure(*machine, kAvailableAfterPause);
   stop(*machine, e.why);
 }
 
@@ -354,7 +360,7 @@ void FleetCore::on(const fleet::ProviderTrouble& e) {
     if (it == blocked_.end()) return;
     blocked_.erase(it);
     note("unblocked", "", e.provider + " can rent again");
-    shortfall_.loss_to_replace = true;
+    shortfall_.lost_rollouts_per_s = kAnyCapacity;
     shortfall_.next_search_at = {};
     return;
   }
@@ -364,12 +370,18 @@ void FleetCore::on(const fleet::ProviderTrouble& e) {
   // Queued machines give way to those of other providers.
   for (auto& [key, machine] : machines_.all()) {
     if (!machine.is_queued || machine.offer.provider != e.provider) continue;
+    shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
     stop(machine, e.why);
-    shortfall_.loss_to_replace = true;
   }
 }
 
-void FleetCore::on(const fleet::LearnerWaiting& e) { learner_idle_.set_waiting(e.now_waits, time_.now); }
+void FleetCore::on(const fleet::LearnerWaiting& e) {
+  // The wait for the first batch is the time in which machines boot and receive the first policy. It says nothing about
+  // the size of the fleet, so the measurement begins after it.
+  if (e.now_waits && !has_first_batch_) return;
+  has_first_batch_ = true;
+  learner_idle_.set_waiting(e.now_waits, time_.now);
+}
 
 void FleetCore::on(const fleet::StepMeasured& e) {
   step_times_.add(e.step_time);
@@ -399,7 +411,7 @@ void FleetCore::on(const fleet::OffersRefreshed& e) {
 void FleetCore::change_state(Machine& machine, MachineState to) {
   machines_.change_state(machine, to, time_.now);
   if (to == MachineState::kWorking)
-    next_stall_check_ = std::min(next_stall_check_, machine.worked_at_progress + rules_.fleet.away_max);
+    next_stall_check_ = std::min(next_stall_check_, machine.productive_time_at_progress + rules_.fleet.away_max);
 }
 
 void FleetCore::stop(Machine& machine, const std::string& why) {
@@ -440,7 +452,7 @@ void FleetCore::prepare_for_end(Machine& machine, const std::string& why, bool o
   if (phase_ != Phase::kOpen || machine.unwanted) return;
   if (machine.state != MachineState::kBooting && machine.state != MachineState::kWorking) return;
   count_as_lost(machine, why);
-  record_offer_failure(machine, outbid ? kUntilOfferedAgain : kMayReturn);
+  record_offer_failure(machine, outbid ? kUnavailableUntilRefresh : kAvailableAfterPause);
   if (machine.state == MachineState::kWorking)
     drain(machine, why);
   else
@@ -448,13 +460,14 @@ void FleetCore::prepare_for_end(Machine& machine, const std::string& why, bool o
 }
 
 void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) {
-  emit(fleet::BookEnd{.ticket = machine.ticket, .why = why, .ran = ran, .rollouts_per_s = machine.measured});
+  emit(fleet::BookEnd{
+      .ticket = machine.ticket, .why = why, .ran = ran, .rollouts_per_s = machine.measured_rollouts_per_s});
   machines_.erase(machine);
 }
 
 void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
   ++counts_.lost;
-  shortfall_.loss_to_replace = true;
+  if (!machine.unwanted) shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
   allow_note_again("lost");
   emit(fleet::Note{.what = "lost",
                    .offer = machine.offer.id,
@@ -473,7 +486,7 @@ void FleetCore::mark_doubtful(Machine& machine) {
 }
 
 void FleetCore::record_progress(Machine& machine) {
-  machine.worked_at_progress = output_.worked;
+  machine.productive_time_at_progress = output_.productive_time;
   machine.rollouts_at_progress = output_.rollouts;
 }
 
@@ -492,8 +505,8 @@ Duration FleetCore::schedule_retry(Machine& machine) {
   return pause;
 }
 
-void FleetCore::record_offer_failure(const Machine& machine, bool refused) {
-  book_.record_failure(machine.offer.id, refused, time_.now);
+void FleetCore::record_offer_failure(const Machine& machine, bool until_refresh) {
+  book_.record_failure(machine.offer.id, until_refresh, time_.now);
 }
 
 void FleetCore::demote_host(const Machine& machine, double share) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,22 +22,22 @@
 namespace echoline::provisioner {
 
 struct FleetRules {
-  // The planned values of `pace` (it holds T, the time of a learner step), `times` and `payload` are used until these
-  // are measured.
-  LearnerPace pace;
+  // `pace`, `times` and `payload` are planned values. Measurements replace them once they suffice.
+  LearnerPace pace;                          // with T, the time of a learner step
   PublicationTimes times;                    // T_b, and a worker's pause to install a policy
   std::optional<int> staleness_budget = {};  // S; absent: any age is allowed
   Bytes payload{};        // expected size of a publication; 0: the traffic cost is never adjusted to measurements
   Bytes snapshot{};       // size of the whole policy, which a worker receives when it joins; 0: nothing
-  double group_size = 1;  // rollouts that a worker generates as a unit
-  // Requests that a provider takes at a time; further machines are queued without a row in the ledger. Absent: any.
+  double group_size = 1;  // rollouts per group, which a worker generates and submits as a unit
+  // By provider: the start requests that it takes at a time. Further machines wait in the core, without a ledger row.
+  // A provider that is not listed here takes any number.
   std::map<std::string, std::size_t> starts_at_once = {};
   // The core uses these settings: headroom, capacity_rule, workers_max, per_host_max, the limits of phases, away_max,
   // replace_lost, usd_per_hour_max and usd_max.
   // - away_max: a worker is stalled if the other workers submit results for this time and it submits none.
-  // - replace_lost: a lost machine is replaced at once. Without it, a loss counts as a shortfall.
-  // - usd_per_hour_max: without it, the fleet may cost as much as the plan, so a learner that is faster than planned
-  //   gets no more machines.
+  // - replace_lost: a lost machine is replaced at once. Without it, the loss is replaced after kShortfallMin.
+  // - usd_per_hour_max: if absent, M* never exceeds the plan's, so a learner that is faster than planned gets no more
+  //   machines.
   FleetSettings fleet;
 
   CapacityTerms capacity_terms() const {
@@ -46,16 +47,17 @@ struct FleetRules {
 
 // Constants of every run; docs/provisioning.md gives the reasons.
 namespace rules {
-inline constexpr double kDeadband = 0.05;       // of the target; a smaller shortfall is ignored
-inline constexpr double kReleaseMargin = 0.25;  // of the target; a smaller surplus is ignored
-// Share of its time for which the learner must wait before a shortfall counts.
+inline constexpr double kDeadband = 0.05;       // share of the target; a smaller shortfall is ignored
+inline constexpr double kReleaseMargin = 0.25;  // share of the target; a smaller surplus is ignored
+// If the learner waits for a smaller share of its time, a shortfall is ignored, unless a machine was lost.
 inline constexpr double kIdleShareMin = 0.05;
 inline constexpr Duration kThroughputWindow = std::chrono::seconds(60);  // for a worker's measured throughput
 inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // a shorter shortfall rents no machine
 inline constexpr Duration kSurplusMin = std::chrono::minutes(5);         // a shorter surplus releases no machine
 // The window for the learner's idle share; three steps if that is longer.
 inline constexpr Duration kIdleWindow = std::chrono::minutes(1);
-inline constexpr Duration kAnswerTimeout = std::chrono::seconds(60);  // before a provider is asked again
+// A request that the provider has not answered is repeated after this time, or a listing shows whether it was done.
+inline constexpr Duration kAnswerTimeout = std::chrono::seconds(60);
 // Bounds of the pause between two requests to stop or to find the same machine.
 inline constexpr Duration kBackoffMin = std::chrono::seconds(5), kBackoffMax = std::chrono::minutes(1);
 inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of workers_max, if that is more
@@ -68,12 +70,12 @@ inline constexpr std::uint64_t kSnapshotParts = 8;
 inline constexpr Duration kDrainTimeout = std::chrono::minutes(2);
 // The window for a worker's measured traffic; five publication periods if that is longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// The rent of kReserveTime, and of kStopTime for each machine, is reserved in the total budget, because machines cost
-// until the provider has ended them. kStopTime is the longest interval that a provider demands between two stops.
+// The total budget keeps a reserve, because machines cost until the provider has ended them: the fleet's rent for
+// kReserveTime, plus kStopTime for each machine (the longest interval that a provider demands between two stops).
 inline constexpr Duration kReserveTime = std::chrono::minutes(3), kStopTime = std::chrono::seconds(3);
 // How long a run that has trained its last step keeps its machines, so that each can install the last policy.
 inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
-// Longer gaps between two ticks do not count as time that passed: the process did not run.
+// If the clock advances further between two calls, the process did not run. Only this much then counts as time passed.
 inline constexpr Duration kTickGapMax = std::chrono::seconds(5);
 }  // namespace rules
 
@@ -100,7 +102,7 @@ struct Started {
   Ticket ticket = 0;
   InstanceId instance;
   std::optional<double> usd_per_hour;
-  bool pulls = false;  // Running follows once its container runs
+  bool running_follows = false;  // the container does not run yet; Running will report it
 };
 // The machine's container runs now.
 struct Running {
@@ -125,8 +127,8 @@ struct ProviderTrouble {
 struct Found {
   Ticket ticket = 0;
   std::optional<InstanceId> instance;
-  bool certain = false;  // if true, an instance that is missing now cannot appear later
-  bool pulls = false;    // as in Started
+  bool certain = false;          // if true, an instance that is missing now cannot appear later
+  bool running_follows = false;  // as in Started
 };
 struct Stopped {
   Ticket ticket = 0;
@@ -152,7 +154,7 @@ struct PriceChanged {
   Ticket ticket = 0;
   double usd_per_hour = 0;
 };
-// A worker that names this offer has joined or come back.
+// A worker has joined or come back. It names the offer that its machine was rented by.
 struct Joined {
   WorkerId worker;
   std::string offer;
@@ -161,7 +163,7 @@ struct Joined {
 struct Heartbeat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
-  bool turned_away = false;  // the worker asked for work, had none, and none was available for any worker
+  bool turned_away = false;  // the idle worker asked for work, and the learner had none for any worker
 };
 // Bytes that the worker has received and forwarded since its process started.
 struct TrafficMeasured {
@@ -283,8 +285,9 @@ struct FleetStatus : FleetTotals, MachineCounts {
   double required_rollouts_per_s = 0;  // M*
   double target_rollouts_per_s = 0;    // with headroom
   double usd = 0;
-  double idle_fraction = 0;             // share of its recent time for which the learner waited
-  std::size_t queued = 0, pulling = 0;  // of `joining`: without an answer of the provider; whose container does not run
+  double idle_fraction = 0;  // share of its recent time for which the learner waited
+  std::size_t queued = 0;    // of `joining`: the provider has not confirmed the rental
+  std::size_t pulling = 0;   // of `joining`: the provider still pulls the image, so the container does not run
   Duration step_time{}, broadcast_time{}, install_time{};
   Bytes payload{};
   bool money_spent = false;  // the total budget is used up, so everything is returned
@@ -313,10 +316,12 @@ class FleetCore {
 
  private:
   using Machine = FleetMachine;
-  // Names for bool arguments: `ran` of erase_ended(), and `refused` of record_offer_failure().
+  // Names for bool arguments: `ran` of erase_ended(), and `until_refresh` of record_offer_failure().
   static constexpr bool kRan = true, kNeverRan = false;
-  static constexpr bool kUntilOfferedAgain = true, kMayReturn = false;
+  static constexpr bool kUnavailableUntilRefresh = true, kAvailableAfterPause = false;
   static constexpr double kFullShare = 1;  // of the promised rate
+  // Shortfall::lost_rollouts_per_s if the lost rate is not known: the whole shortfall is filled.
+  static constexpr double kAnyCapacity = std::numeric_limits<double>::infinity();
   static constexpr double kSecondsPerHour = 3600;
   enum class Phase {
     kOpen,
@@ -335,13 +340,14 @@ class FleetCore {
   // Results submitted by all workers together.
   struct Output {
     double rollouts = 0;
-    Duration worked{};  // time in which any worker submitted results
+    Duration productive_time{};  // time in which any worker submitted results
     TimePoint last_result_at{};
   };
   // A capacity shortfall and the state of its repair.
   struct Shortfall {
     std::optional<TimePoint> since;
-    bool loss_to_replace = false;
+    // Expected rate of the machines that were lost or not obtained, and are not replaced yet.
+    double lost_rollouts_per_s = 0;
     bool exhausted = false;              // no offer could be rented at the last search
     TimePoint next_search_at{};          // if exhausted
     std::deque<TimePoint> rental_times;  // in the last minute
@@ -401,7 +407,8 @@ class FleetCore {
   void request_listing(Machine& machine);
   void record_progress(Machine& machine);
   Duration schedule_retry(Machine& machine);  // returns the pause
-  void record_offer_failure(const Machine& machine, bool refused);
+  // The offer is unavailable for a pause, or until a refresh of the market contains it again.
+  void record_offer_failure(const Machine& machine, bool until_refresh);
   void demote_host(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
   void allow_note_again(const std::string& what) {
@@ -421,15 +428,15 @@ class FleetCore {
   void set_boot_phase(Machine& machine, BootPhase phase);
   Duration boot_phase_limit(BootPhase phase) const;
   std::string lateness_text(BootPhase phase) const;
-  std::vector<std::string> choose_offers(double missing_rollouts_per_s);
-  bool is_affordable(double fleet_usd_per_hour) const;  // of all machines after the rental
+  std::vector<std::string> choose_offers(double missing_rollouts_per_s, double usd_per_hour_max);
+  bool is_affordable(double fleet_usd_per_hour) const;  // the argument includes the machines to be rented
   // How long it may take to return that many machines one by one.
   static Duration reserve_time(std::size_t machines) {
     return rules::kReserveTime + static_cast<Duration::rep>(machines) * rules::kStopTime;
   }
   std::size_t rentals_allowed();
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
-  Duration step_time() const, broadcast_time() const;  // as planned until enough was measured
+  Duration step_time() const, broadcast_time() const;  // planned until there are enough measurements
   Duration install_time() const;
   CapacityTarget planned_target() const;
   Bytes payload() const;
@@ -443,6 +450,8 @@ class FleetCore {
   OfferBook book_;
   FleetMachines machines_;
   std::vector<std::string> wanted_;
+  double planned_usd_per_hour_ = 0;  // of the plan's choice
+  bool has_first_batch_ = false;     // the learner has begun to train
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;
@@ -452,7 +461,7 @@ class FleetCore {
   CapacityTarget target_;
   Spending spending_;
   Output output_;
-  Duration next_stall_check_{};  // value of Output::worked before which no worker can count as stalled
+  Duration next_stall_check_{};  // value of Output::productive_time before which no worker can count as stalled
   Shortfall shortfall_;
   std::map<std::string, std::string, std::less<>> blocked_;  // providers that can rent nothing, with the reason
   std::optional<TimePoint> surplus_since_;

@@ -1,5 +1,6 @@
 // FleetCore's decisions: estimates the fleet's throughput and cost, computes the target, and rents or stops machines.
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 #include <utility>
 
@@ -130,7 +131,7 @@ void FleetCore::check() const {
   ECHO_CHECK(outbox_.actions.empty(), "{} actions were not handed over", outbox_.actions.size());
   for (const auto& [key, machine] : machines_.all())
     ECHO_CHECK(machine.state != MachineState::kWorking ||
-                   machine.worked_at_progress + rules_.fleet.away_max >= next_stall_check_,
+                   machine.productive_time_at_progress + rules_.fleet.away_max >= next_stall_check_,
                "{} may count as stalled too late", machine.offer.id);
 }
 
@@ -192,7 +193,7 @@ void FleetCore::enforce_time_limits() {
       case MachineState::kBooting:
         if (time_.now - machine.boot_phase_since < boot_phase_limit(machine.boot_phase)) break;
         count_as_lost(machine, lateness_text(machine.boot_phase));
-        record_offer_failure(machine, kMayReturn);
+        record_offer_failure(machine, kAvailableAfterPause);
         stop(machine, lateness_text(machine.boot_phase));
         break;
       case MachineState::kStarting:
@@ -202,7 +203,7 @@ void FleetCore::enforce_time_limits() {
           break;
         if (!machine.unwanted) {
           count_as_lost(machine, fmt::format("the provider has not answered within {}", to_text(waited)));
-          record_offer_failure(machine, kMayReturn);
+          record_offer_failure(machine, kAvailableAfterPause);
           machine.why = "the provider did not answer";
         }
         mark_doubtful(machine);
@@ -226,13 +227,13 @@ void FleetCore::enforce_time_limits() {
 // A worker is stalled if the other workers have submitted results for away_max, and it has made no progress. Its share
 // of their output must be large enough that the silence cannot be chance.
 void FleetCore::stop_stalled() {
-  if (output_.worked < next_stall_check_) return;
+  if (output_.productive_time < next_stall_check_) return;
   next_stall_check_ = Duration::max();
   const double working_rate = totals().working_rollouts_per_s;
   for (auto& [key, machine] : machines_.all()) {
     if (machine.state != MachineState::kWorking) continue;
-    next_stall_check_ = std::min(next_stall_check_, machine.worked_at_progress + rules_.fleet.away_max);
-    const Duration silent_time = output_.worked - machine.worked_at_progress;
+    next_stall_check_ = std::min(next_stall_check_, machine.productive_time_at_progress + rules_.fleet.away_max);
+    const Duration silent_time = output_.productive_time - machine.productive_time_at_progress;
     if (silent_time < rules_.fleet.away_max) continue;
     const double rate = machine.rollouts_per_s(), rate_of_others = working_rate - rate;
     if (rate_of_others <= 0) continue;
@@ -244,7 +245,7 @@ void FleetCore::stop_stalled() {
         to_text(silent_time), expected_rollouts);
     count_as_lost(machine, why);
     demote_host(machine, kStalledShare);
-    record_offer_failure(machine, kMayReturn);
+    record_offer_failure(machine, kAvailableAfterPause);
     stop(machine, why);
   }
 }
@@ -291,7 +292,7 @@ std::size_t FleetCore::rentals_allowed() {
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
   const FleetOffer& rented = book_.find(offer)->offer;
-  machines_.add(rented, book_.share_of(rented), MachineState::kAsked, time_.now).is_queued = true;
+  machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now).is_queued = true;
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
 }
@@ -314,9 +315,9 @@ void FleetCore::start_queued() {
       machines_.erase(machine);
       continue;
     }
-    if (const OfferBook::Entry* entry = book_.find(machine.offer.id); entry == nullptr || entry->refused) {
+    if (const OfferBook::Entry* entry = book_.find(machine.offer.id); entry == nullptr || entry->needs_refresh) {
       note("failed", machine.offer.id, "it was queued but is not offered any more");
-      shortfall_.loss_to_replace = true;
+      shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
       machines_.erase(machine);
       continue;
     }
@@ -347,11 +348,11 @@ void FleetCore::rent_wanted() {
     const OfferBook::Entry* const entry = book_.find(id);
     if (machine == nullptr && entry == nullptr) {
       note("failed", id, "it was planned but is not offered any more");
-      shortfall_.loss_to_replace = true;
+      shortfall_.lost_rollouts_per_s = kAnyCapacity;
     }
     if (machine != nullptr || entry == nullptr) continue;
     if (blocked_.contains(entry->offer.provider)) {
-      shortfall_.loss_to_replace = true;
+      shortfall_.lost_rollouts_per_s += entry->offer.rollouts_per_s;
       continue;
     }
     if (has_adopted && totals().expected_rollouts_per_s >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband))
@@ -369,8 +370,9 @@ void FleetCore::rent_wanted() {
   wanted_ = std::move(still_wanted);
 }
 
-// Returns the cheapest available offers that fill the gap. If no set of them fills it, returns the cheapest ones.
-std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s) {
+// Returns the cheapest available offers that fill the gap and keep the fleet within `usd_per_hour_max`. If no set of
+// them fills it, returns the cheapest ones.
+std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s, double usd_per_hour_max) {
   RentedOffers rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
   const double fleet_usd_per_hour = totals().usd_per_hour;
@@ -386,7 +388,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s)
     if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) || !rented.fits(offer))
       continue;
     Candidate candidate;
-    candidate.rollouts_per_s = offer.rollouts_per_s * book_.share_of(offer);
+    candidate.rollouts_per_s = offer.rollouts_per_s * book_.rate_share_of(offer);
     // Each failure doubles the assumed price, so that untried offers come first.
     constexpr int kDoublingsMax = 6;
     candidate.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, kDoublingsMax));
@@ -422,7 +424,8 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s)
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == count_max) break;
-    if (!is_affordable(fleet_usd_per_hour + (added_usd_per_hour + price_of(offer))) || !rented.fits(offer)) continue;
+    const double usd_per_hour = fleet_usd_per_hour + (added_usd_per_hour + price_of(offer));
+    if (usd_per_hour > usd_per_hour_max || !is_affordable(usd_per_hour) || !rented.fits(offer)) continue;
     added_usd_per_hour += price_of(offer);
     rented.add(offer);
     chosen.push_back(offer.id);
@@ -430,25 +433,35 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s)
   return chosen;
 }
 
+// A loss is replaced by as much as was lost. More is rented only if the learner waits, because a fleet that the learner
+// does not wait for is fast enough: the measured rate of a worker without work is low, however fast the worker is.
 void FleetCore::fill_shortfall() {
   const double target = target_.provisioned_rollouts_per_s, expected_rate = totals().expected_rollouts_per_s;
   if (expected_rate >= target * (1 - rules::kDeadband)) {
     shortfall_.since.reset();
-    shortfall_.loss_to_replace = shortfall_.exhausted = false;
+    shortfall_.lost_rollouts_per_s = 0;
+    shortfall_.exhausted = false;
     allow_note_again("short");
     return;
   }
   if (!wanted_.empty()) return;  // recovered machines may fill the gap
-  const bool replaces_loss = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
-  // A shortfall matters only after a loss or if the learner waits, because otherwise the fleet is fast enough.
-  const bool is_relevant = shortfall_.loss_to_replace || idle_fraction() >= rules::kIdleShareMin;
+  const bool learner_waits = idle_fraction() >= rules::kIdleShareMin;
+  const bool has_loss = shortfall_.lost_rollouts_per_s > 0;
+  const bool replaces_loss = rules_.fleet.replace_lost && has_loss;
   if (!replaces_loss) {
+    const bool is_relevant = has_loss || learner_waits;
     if (!is_relevant) shortfall_.since.reset();
     if (is_relevant && !shortfall_.since) shortfall_.since = time_.now;
     if (!shortfall_.since || time_.now - *shortfall_.since < rules::kShortfallMin) return;
   }
   if (rentals_allowed() == 0 || time_.now < shortfall_.next_search_at) return;
-  const std::vector<std::string> chosen = choose_offers(target - expected_rate);
+  double missing_rate = target - expected_rate;
+  if (has_loss && !learner_waits) missing_rate = std::min(missing_rate, shortfall_.lost_rollouts_per_s);
+  // Only the run file may allow a fleet that is dearer than planned; a lost machine is replaced at any price.
+  const double usd_per_hour_max = has_loss || rules_.fleet.usd_per_hour_max
+                                      ? std::numeric_limits<double>::infinity()
+                                      : (1 + rules_.fleet.headroom) * planned_usd_per_hour_;
+  const std::vector<std::string> chosen = choose_offers(missing_rate, usd_per_hour_max);
   shortfall_.exhausted = chosen.empty();
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
@@ -458,12 +471,13 @@ void FleetCore::fill_shortfall() {
   }
   const std::string why =
       fmt::format("{}: {}", replaces_loss ? "a machine was lost" : "below the target", numbers_text());
-  double missing_rate = target - expected_rate;
   for (const std::string& id : chosen) {
     if (missing_rate <= 0) break;
     shortfall_.rental_times.push_back(time_.now);
     rent(id, replaces_loss ? "replaced" : "added", why, replaces_loss);
-    missing_rate -= machines_.find(id)->rollouts_per_s();
+    const double rate = machines_.find(id)->rollouts_per_s();
+    missing_rate -= rate;
+    shortfall_.lost_rollouts_per_s = std::max(0.0, shortfall_.lost_rollouts_per_s - rate);
   }
   shortfall_.since.reset();
 }

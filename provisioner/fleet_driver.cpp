@@ -140,7 +140,7 @@ Status FleetDriver::recover_instances() {
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
     rented_from_.insert(row.provider);
     labels_[row.id] = row.label;
-    accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
+    records_[row.id].last_known_unix_s = row.last_known_unix_s();
     FleetOffer offer{.id = row.offer, .provider = row.provider, .host = row.host};
     offer.rollouts_per_s = row.promised_rollouts_per_s.value_or(0);
     offer.usd_per_hour = row.usd_per_hour;
@@ -184,7 +184,7 @@ void FleetDriver::close_all() {
     carry_out(core_->close("the run has ended", clock_.now()));
     std::erase_if(rented_from_, [](const std::string& name) { return is_local_provider(name); });
     wait_until_returned(rented_from_.empty() ? kPatienceLocal : kPatienceRemote);
-    // The last word is the providers' own: a listing shows a machine that the learner does not know.
+    // A final listing by each provider shows machines that the ledger does not have. They are stopped, too.
     for (int i = 0; i < kFinalListingsMax && core_->machines().empty() && !rented_from_.empty(); ++i) {
       for (const std::string& name : rented_from_)
         if (const auto provider = provider_of(name)) {
@@ -222,7 +222,7 @@ void FleetDriver::wait_until_returned(Duration patience) {
 }
 
 bool FleetDriver::is_key_refused() const {
-  return std::any_of(accounts_of_providers_.begin(), accounts_of_providers_.end(),
+  return std::any_of(provider_accounts_.begin(), provider_accounts_.end(),
                      [](const auto& entry) { return entry.second.key_refused; });
 }
 
@@ -254,7 +254,7 @@ void FleetDriver::act(const fleet::Book& a) {
   auto row = ledger_->record_intent(*offer, clock_.unix_seconds(), offer->bid_usd_per_hour);
   if (!row) return handle(fleet::BookingFailed{a.offer, row.error().message()});
   labels_[row->id] = row->label;
-  accounts_[row->id] = {};
+  records_[row->id] = {};
   handle(fleet::Booked{a.offer, row->id});
 }
 
@@ -303,12 +303,12 @@ void FleetDriver::act(const fleet::BookEnd& a) {
     measurement.rollouts_per_s = a.rollouts_per_s;
     log_error(ledger_->record_measurement(a.ticket, measurement, clock_.unix_seconds()));
   }
-  const Account account = std::exchange(accounts_[a.ticket], {});
-  accounts_.erase(a.ticket);
+  const MachineRecord machine_record = std::exchange(records_[a.ticket], {});
+  records_.erase(a.ticket);
   // If the instance ended while no process of the run watched it, its last sign of life is recorded as its end, not
   // now.
-  const bool ended_unwatched = account.last_known_unix_s && !account.is_running;
-  const double end_unix_s = ended_unwatched ? *account.last_known_unix_s : clock_.unix_seconds();
+  const bool ended_unwatched = machine_record.last_known_unix_s && !machine_record.is_running;
+  const double end_unix_s = ended_unwatched ? *machine_record.last_known_unix_s : clock_.unix_seconds();
   unbooked_ends_.push_back({.end = a, .unix_s = end_unix_s});
   if (ended_unwatched) options_.record("orphan", labels_[a.ticket], a.why);
   book_ends();
@@ -365,14 +365,16 @@ void FleetDriver::poll_providers() {
 
 void FleetDriver::on(const std::string& provider, const Started& e) {
   const auto* machine = core_->machines().find(e.ticket);
-  accounts_[e.ticket].is_running = true;
+  records_[e.ticket].is_running = true;
   log_error(ledger_->record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
   if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
     log_error(ledger_->record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
   ++started_;
   options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
-  handle(fleet::Started{
-      .ticket = e.ticket, .instance = e.instance, .usd_per_hour = e.usd_per_hour, .pulls = reports_phases(provider)});
+  handle(fleet::Started{.ticket = e.ticket,
+                        .instance = e.instance,
+                        .usd_per_hour = e.usd_per_hour,
+                        .running_follows = reports_phases(provider)});
 }
 
 void FleetDriver::on(const std::string&, const Running& e) {
@@ -415,13 +417,13 @@ void FleetDriver::on(const std::string&, const PriceChanged& e) {
 }
 
 void FleetDriver::on(const std::string& provider, const AccountChanged& e) {
-  accounts_of_providers_[provider] = e;
+  provider_accounts_[provider] = e;
   handle(fleet::ProviderTrouble{provider, e.trouble});
   const std::lock_guard lock(mutex_);
   summary_.account_trouble.clear();
   summary_.account_needs_user = false;
   summary_.credit_usd.reset();
-  for (const auto& [name, account] : accounts_of_providers_) {
+  for (const auto& [name, account] : provider_accounts_) {
     if (!account.trouble.empty())
       summary_.account_trouble +=
           fmt::format("{}{}: {}", summary_.account_trouble.empty() ? "" : "; ", name, account.trouble);
@@ -436,13 +438,14 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.ticket == kListingOfRun || e.ticket == kFinalListing) {
     if (e.ticket == kFinalListing && final_listings_.erase(provider) > 0 && !e.complete)
       unlisted_.push_back(fmt::format("{}: {}", provider, e.error ? e.error->message() : "incomplete"));
-    // An instance that was unknown once may be one whose end was booked meanwhile.
+    // An instance is stopped as unknown only if two listings in a row show it, because its end may have been booked
+    // while the first was under way. One listing suffices at the start of the process and at its end.
     const bool is_first = !unknown_instances_.contains(provider);
     const std::set<std::string> unknown_before = std::exchange(unknown_instances_[provider], {});
     for (const InstanceInfo& info : e.instances) {
       const bool is_known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
                                         [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
-      if (is_known) continue;  // the core already looks for it
+      if (is_known) continue;
       unknown_instances_[provider].insert(info.instance.text);
       if (!is_first && !stopping_ && !unknown_before.contains(info.instance.text)) continue;
       const auto row = ledger_->record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour,
@@ -450,7 +453,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
       log_error(row ? ok() : Status(row.error()));
       if (!row) continue;
       labels_[row->id] = row->label;
-      accounts_[row->id].is_running = true;
+      records_[row->id].is_running = true;
       log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
       found_unknown_ = true;
       rented_from_.insert(provider);
@@ -463,14 +466,14 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   for (const InstanceInfo& info : e.instances) {
     if (info.label != labels_[e.ticket]) continue;
     const auto* machine = core_->machines().find(e.ticket);
-    if (machine != nullptr && !accounts_[e.ticket].is_running) {
-      accounts_[e.ticket].is_running = true;
+    if (machine != nullptr && !records_[e.ticket].is_running) {
+      records_[e.ticket].is_running = true;
       if (machine->instance.text.empty())
         log_error(ledger_->record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
     if (const auto found_at = provider_of(provider)) (*found_at)->watch(info.instance, info.label);
     return handle(fleet::Found{
-        .ticket = e.ticket, .instance = info.instance, .certain = true, .pulls = reports_phases(provider)});
+        .ticket = e.ticket, .instance = info.instance, .certain = true, .running_follows = reports_phases(provider)});
   }
   // A remote provider may list an instance only some time after the request; local processes are listed at once.
   const bool certain = is_local_provider(provider);
@@ -488,39 +491,40 @@ void FleetDriver::list_run() {
 void FleetDriver::record_traffic(const Traffic& traffic) {
   const FleetMachine* machine = core_->machines().find(traffic.worker);
   if (machine == nullptr) return;
-  Account& account = accounts_[machine->ticket];
+  MachineRecord& machine_record = records_[machine->ticket];
   handle(fleet::TrafficMeasured{traffic.worker, traffic.received, traffic.forwarded});
   // A worker's counters restart with its process.
   const auto increase = [](Bytes counter, Bytes earlier) {
     return counter < earlier ? counter : Bytes{counter.count - earlier.count};
   };
-  account.received_unbooked += increase(traffic.received, account.received);
-  account.forwarded_unbooked += increase(traffic.forwarded, account.forwarded);
-  account.down_meter.add_reading(traffic.received, traffic.at);
+  machine_record.received_unbooked += increase(traffic.received, machine_record.received);
+  machine_record.forwarded_unbooked += increase(traffic.forwarded, machine_record.forwarded);
+  machine_record.down_meter.add_reading(traffic.received, traffic.at);
   // The lesser of the sender's and the receivers' counts, so that a worker cannot claim a faster link.
-  account.up_meter.add_reading(std::min(traffic.forwarded, traffic.delivered), traffic.at);
-  account.received = traffic.received;
-  account.forwarded = traffic.forwarded;
+  machine_record.up_meter.add_reading(std::min(traffic.forwarded, traffic.delivered), traffic.at);
+  machine_record.received = traffic.received;
+  machine_record.forwarded = traffic.forwarded;
 }
 
 void FleetDriver::book_signs_of_life() {
   std::vector<LedgerSignOfLife> signs;
-  for (auto& [ticket, account] : accounts_) {
-    if (!account.is_running) continue;
+  for (auto& [ticket, machine_record] : records_) {
+    if (!machine_record.is_running) continue;
     signs.push_back({.row = ticket,
-                     .uploaded = std::exchange(account.forwarded_unbooked, {}),
-                     .downloaded = std::exchange(account.received_unbooked, {})});
+                     .uploaded = std::exchange(machine_record.forwarded_unbooked, {}),
+                     .downloaded = std::exchange(machine_record.received_unbooked, {})});
     const auto* machine = core_->machines().find(ticket);
-    const bool is_measured = machine != nullptr && machine->measured;
-    const LedgerMeasurement newest{.rollouts_per_s = is_measured ? machine->measured : account.rollouts_per_s_booked,
-                                   .up = account.up_meter.highest(),
-                                   .down = account.down_meter.highest()};
-    if (newest.rollouts_per_s == account.rollouts_per_s_booked && newest.up == account.up_booked &&
-        newest.down == account.down_booked)
+    const bool is_measured = machine != nullptr && machine->measured_rollouts_per_s;
+    const LedgerMeasurement newest{
+        .rollouts_per_s = is_measured ? machine->measured_rollouts_per_s : machine_record.rollouts_per_s_booked,
+        .up = machine_record.up_meter.highest(),
+        .down = machine_record.down_meter.highest()};
+    if (newest.rollouts_per_s == machine_record.rollouts_per_s_booked && newest.up == machine_record.up_booked &&
+        newest.down == machine_record.down_booked)
       continue;
-    account.rollouts_per_s_booked = newest.rollouts_per_s;
-    account.up_booked = newest.up;
-    account.down_booked = newest.down;
+    machine_record.rollouts_per_s_booked = newest.rollouts_per_s;
+    machine_record.up_booked = newest.up;
+    machine_record.down_booked = newest.down;
     log_error(ledger_->record_measurement(ticket, newest, clock_.unix_seconds()));
   }
   log_error(ledger_->record_signs_of_life(signs, clock_.unix_seconds()));
@@ -528,7 +532,7 @@ void FleetDriver::book_signs_of_life() {
 }
 
 void FleetDriver::book_ends() {
-  std::erase_if(unbooked_ends_, [&](const End& e) {
+  std::erase_if(unbooked_ends_, [&](const UnbookedEnd& e) {
     const Status booked = e.end.ran ? ledger_->record_end(e.end.ticket, e.end.why, e.unix_s)
                                     : ledger_->record_failure(e.end.ticket, e.end.why, e.unix_s);
     log_error(booked);

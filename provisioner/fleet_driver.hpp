@@ -66,7 +66,7 @@ class FleetDriver {
   static Result<std::unique_ptr<FleetDriver>> start(FleetOptions options);
   ~FleetDriver();  // stop()
 
-  // An event of a worker: fleet::Joined, Leaving, Drained or Left.
+  // Passes an event of a worker to the core: fleet::Joined, Leaving, Drained or Left.
   void notify(FleetEvent event) { queue_.try_push(Input(std::move(event))); }
   // `received` and `forwarded`: bytes since the worker joined, by its own count; `delivered`: the forwarded bytes that
   // its receivers confirm.
@@ -92,8 +92,8 @@ class FleetDriver {
     std::vector<Offer> offers;
   };
   using Input = std::variant<FleetEvent, Traffic, RefreshedOffers>;
-  // The driver's part of a machine's state. Booked values are recorded in the ledger.
-  struct Account {
+  // The driver's part of the state of a machine. "Booked" values are those that the ledger has.
+  struct MachineRecord {
     Bytes received, forwarded;                    // the worker's counters
     Bytes received_unbooked, forwarded_unbooked;  // the part that is not in the ledger yet
     std::optional<double> rollouts_per_s_booked;
@@ -102,7 +102,7 @@ class FleetDriver {
     std::optional<double> last_known_unix_s;  // last sign of life of a machine of an earlier process
     bool is_running = false;
   };
-  struct End {
+  struct UnbookedEnd {
     fleet::BookEnd end;
     double unix_s = 0;
   };
@@ -144,7 +144,7 @@ class FleetDriver {
   void book_ends();  // retries the ends that could not be booked before
   void report_spending();
   void update_summary();
-  Result<Provider*> provider_of(const std::string& name);
+  Result<Provider*> provider_of(const std::string& name);  // makes the provider at its first use
   std::optional<Ticket> ticket_of(const InstanceId& instance) const;
   const Offer* offer_of(const std::string& id) const;
 
@@ -161,16 +161,16 @@ class FleetDriver {
   std::optional<Ledger> ledger_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
   std::optional<FleetCore> core_;
-  std::map<Ticket, Account> accounts_;
+  std::map<Ticket, MachineRecord> records_;
   std::map<Ticket, std::string> labels_;
-  std::vector<End> unbooked_ends_;
+  std::vector<UnbookedEnd> unbooked_ends_;
   bool stopping_ = false;
   std::set<std::string> rented_from_;     // providers that may have a machine of this run
   std::set<std::string> final_listings_;  // of stop(): providers whose listing of the run is awaited
   bool found_unknown_ = false;            // a listing showed an instance of this run without a row
   std::vector<std::string> unlisted_;     // of stop(): providers whose listing failed, with the reason
   TimePoint next_signs_of_life_at_{}, next_spending_report_at_{}, next_run_listing_at_{};
-  std::map<std::string, AccountChanged> accounts_of_providers_;  // the newest
+  std::map<std::string, AccountChanged> provider_accounts_;  // the newest
   // By provider: instances of this run without a row in the last listing. Absent before the first one.
   std::map<std::string, std::set<std::string>> unknown_instances_;
   std::uint64_t started_ = 0;

@@ -41,7 +41,7 @@ FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineS
   FleetMachine& machine = machines_[next_key_];
   machine.key = next_key_++;
   machine.offer = offer;
-  machine.share = share;
+  machine.rate_share = share;
   machine.state = state;
   machine.state_since = machine.requested_at = now;
   by_offer_.emplace(offer.id, machine.key);

@@ -51,7 +51,7 @@ struct FleetMachine {
   Ticket ticket = 0;
   InstanceId instance;
   MachineState state = MachineState::kAsked;
-  double share = 1;  // measured / promised rate of its host so far; 1 without a demotion
+  double rate_share = 1;  // measured / promised rate of its host, as known when it was rented; 1 without a demotion
   TimePoint state_since;
   TimePoint requested_at;                      // when the ledger was asked for its row
   bool is_queued = false;                      // kAsked: the ledger has not been asked yet
@@ -71,12 +71,12 @@ struct FleetMachine {
     double rollouts = 0, busy_s = 0;  // busy_s: seconds of generating
   };
   std::deque<Sample> samples;
-  std::optional<double> measured;  // rollouts/s, from `samples`
-  double unfinished_s = 0;         // seconds of generating for work that is not submitted yet
+  std::optional<double> measured_rollouts_per_s;  // from `samples`
+  double unfinished_s = 0;                        // seconds of generating for work that is not submitted yet
   // The fleet's output at this machine's last progress. Progress is a result, a part of the first policy, or a request
   // for work that could not be granted.
   double rollouts_at_progress = 0;
-  Duration worked_at_progress{};
+  Duration productive_time_at_progress{};
   Bytes received_at_progress{};  // of its first policy
   struct Traffic {
     TimePoint at;
@@ -85,8 +85,10 @@ struct FleetMachine {
   std::deque<Traffic> traffic;  // since its first rollouts, so that the traffic of joining does not count
   std::optional<double> traffic_usd_per_hour;  // from `traffic`
 
-  // Measured or promised. A silent worker keeps its last measurement, because stall detection handles silence.
-  double rollouts_per_s() const { return measured.value_or(share * offer.rollouts_per_s); }
+  // As promised, or less if its host was known to keep only a share of its promises.
+  double expected_rollouts_per_s() const { return rate_share * offer.rollouts_per_s; }
+  // Measured or expected. A silent worker keeps its last measurement, because stall detection handles silence.
+  double rollouts_per_s() const { return measured_rollouts_per_s.value_or(expected_rollouts_per_s()); }
   // With traffic. Planned traffic costs are multiplied by the scale until they are measured.
   double usd_per_hour(double traffic_scale) const {
     return offer.usd_per_hour + traffic_usd_per_hour.value_or(offer.traffic_usd_per_hour * traffic_scale);

@@ -34,7 +34,7 @@ std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic
   ECHO_CHECK(memory != MAP_FAILED, "no shared memory: {}", std::strerror(errno));
   auto* const contact = new (memory) Contact(now().count());
   static_assert(Contact::is_always_lock_free);
-  std::fflush(nullptr);  // so that the child does not write the same text again
+  std::fflush(nullptr);  // otherwise the child would write the buffered text again
   const pid_t child = ::fork();
   if (child < 0) {
     log::warn("no process can be started to guard this host: {}", std::strerror(errno));

@@ -9,9 +9,9 @@ namespace echoline::provisioner {
 namespace {
 
 // The script fetches the bundle, checks its digest, unpacks it and starts the program. Lines before it set the
-// HostScript's fields as learner, sum, pin and ca. The lines that end the instance go between its two parts. It is
-// short, because a provider may accept only a few thousand characters. It passes the token by stdin, environment or a
-// file of mode 600, because all users of a machine can see arguments.
+// HostScript's fields as learner, sum, pin and ca. The lines that end the instance go between its two parts. It must
+// be short, because a provider may accept only a few thousand characters. It passes the token by stdin, environment or
+// a file of mode 600, because all users of a machine can see arguments.
 constexpr const char* kScript[] = {R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -17,7 +17,7 @@ using ledger::Statement;
 using ledger::transaction;
 
 constexpr std::string_view kOperation = "ledger";
-constexpr std::size_t kFoldersMax = 1000;  // ledgers read for known_hosts()
+constexpr std::size_t kFoldersMax = 1000;  // most ledgers that known_hosts() reads
 
 constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
@@ -30,7 +30,7 @@ constexpr int kMeasuredTimeColumn = 25;  // of kColumns
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
 
-// An unknown text counts as the last state, kFailed.
+// An unknown text is read as the last state, kFailed.
 InstanceState state_of(const std::string& text) {
   return *std::find_if(kStates.begin(), kStates.end() - 1, [&](auto state) { return to_string(state) == text; });
 }
@@ -458,7 +458,7 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
   ECHO_ASSIGN(Statement loss_query,
               Statement::prepare(impl_->db.get(),
-                                 // Decisions without `joined` are of older versions.
+                                 // Older versions wrote decisions without `joined`; their text tells.
                                  "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost' AND "
                                  "coalesce(json_extract(numbers, '$.joined'), why NOT LIKE '%not joined%')"));
   std::set<std::pair<std::string, std::int64_t>> losses;  // run and row

@@ -33,7 +33,8 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
     }
     refreshed[offer.id] = std::move(entry);
   }
-  // The new book has the added offers and the earlier ones that remain. Fewer, if an id is repeated in `offers`.
+  // The refreshed book has the earlier offers that remain and the added ones. If `offers` repeats a new id, `added`
+  // counts it twice, and `gone` is too high.
   const std::size_t count_without_losses = entries_.size() + added;
   const std::size_t gone = count_without_losses - std::min(count_without_losses, refreshed.size());
   entries_ = std::move(refreshed);
@@ -42,11 +43,11 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
                      dearer);
 }
 
-void OfferBook::record_failure(const std::string& offer, bool refused, TimePoint now) {
+void OfferBook::record_failure(const std::string& offer, bool until_refresh, TimePoint now) {
   const auto it = entries_.find(offer);
   if (it == entries_.end()) return;
   Entry& entry = it->second;
-  entry.refused = entry.refused || refused;
+  entry.needs_refresh = entry.needs_refresh || until_refresh;
   entry.not_before = now + kFailurePauseFirst * (1 << std::min(entry.failures, kPauseDoublingsMax));
   ++entry.failures;
 }
@@ -59,7 +60,7 @@ bool OfferBook::demote(const FleetOffer& offer, double share) {
   return shares_.insert_or_assign(host_of(offer), share).second;
 }
 
-double OfferBook::share_of(const FleetOffer& offer) const {
+double OfferBook::rate_share_of(const FleetOffer& offer) const {
   const auto it = shares_.find(host_of(offer));
   return it == shares_.end() ? 1 : it->second;
 }

@@ -13,27 +13,28 @@ class OfferBook {
  public:
   struct Entry {
     FleetOffer offer;
-    TimePoint not_before{};  // not available earlier; set after a failure
-    int failures = 0;        // since the last success
-    bool refused = false;    // not available until a refresh contains it again
+    TimePoint not_before{};      // not available earlier; set after a failure
+    int failures = 0;            // since the last success
+    bool needs_refresh = false;  // not available until a refresh contains it again
 
-    bool is_available(TimePoint now) const { return !refused && now >= not_before && offer.rollouts_per_s > 0; }
+    bool is_available(TimePoint now) const { return !needs_refresh && now >= not_before && offer.rollouts_per_s > 0; }
   };
 
   explicit OfferBook(const std::vector<FleetOffer>& offers);
 
   // Replaces the offers and returns a description of the difference; "" if there is none.
   std::string refresh(const std::vector<FleetOffer>& offers);
-  // Makes the offer unavailable for a pause, which doubles with each failure; with `refused`, until the next refresh
-  // that contains it.
-  void record_failure(const std::string& offer, bool refused, TimePoint now);
+  // Makes the offer unavailable for a pause, which doubles with each failure. With `until_refresh`, it is unavailable
+  // until a refresh contains it again, too.
+  void record_failure(const std::string& offer, bool until_refresh, TimePoint now);
   void record_success(const std::string& offer);
   // Records the host's measured share of its promised rate. Returns whether this is the host's first demotion.
   bool demote(const FleetOffer& offer, double share);
   bool is_demoted(const FleetOffer& offer) const { return shares_.contains(host_of(offer)); }
-  double share_of(const FleetOffer& offer) const;  // 1 without a demotion
+  double rate_share_of(const FleetOffer& offer) const;  // 1 without a demotion
   const Entry* find(const std::string& offer) const;
   const std::map<std::string, Entry, std::less<>>& all() const { return entries_; }
+  // The key of the offer's host, unique over all providers. An offer without a stated host counts as a host of its own.
   static std::string host_of(const FleetOffer& offer) {
     return offer.host.empty() ? offer.provider + "/offer " + offer.id : offer.provider + "/" + offer.host;
   }

@@ -14,7 +14,7 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kHeadBytes = 64 * 1024;  // of a file, from which its format is recognised
+constexpr std::size_t kHeadBytes = 64 * 1024;  // the start of a file, by which its format is recognised
 
 Offer read_offer(ConfigSection& section) {
   Offer offer;
@@ -88,7 +88,7 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
 constexpr std::size_t kSplitBytesMin = 256 * 1024;  // a smaller file is read at once
 constexpr std::size_t kOffersTogether = 1000;
 
-// A JSON file of offers, cut between offers, so that the parsed tree of a large file is never in memory as a whole.
+// A JSON file of offers, split into parts that are parsed one by one, so that a large file's tree is never in memory.
 struct SplitFile {
   std::string frame;                    // the file with an empty list of offers
   std::vector<std::string_view> parts;  // kOffersTogether offers each, with the commas between them
@@ -109,7 +109,7 @@ std::size_t after_space(std::string_view text, std::size_t at) {
   return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
 }
 
-// The place of the list of offers: of its '['. Absent if there is none.
+// The position of the '[' that begins the list of offers. Absent if there is none.
 std::optional<std::size_t> find_list(std::string_view text) {
   int depth = 0;
   for (std::size_t i = 0; i < text.size();) {
@@ -159,7 +159,8 @@ std::optional<SplitFile> split(std::string_view text) {
   return file;
 }
 
-// Reads a large JSON file part by part. Absent if it has any mistake, for whose message it must be read as a whole.
+// Reads a large JSON file part by part. Absent if it has a mistake: then the caller reads the
+// file as a whole, which gives the message.
 std::optional<std::vector<Offer>> read_in_parts(std::string_view text) {
   const auto file = split(text);
   if (!file || file->offers > kOffersMax) return std::nullopt;

@@ -16,7 +16,7 @@ inline constexpr double kSecondsPerDay = 86'400;
 // The source of a predicted throughput.
 enum class RateSource { kUnknown, kMeasured, kProfile, kDlperf };
 std::string_view to_string(RateSource source);
-// The usual relative error of a throughput from this source, if the figure states none.
+// The relative error of a throughput from this source, for figures that state no error.
 double usual_uncertainty(RateSource source);
 
 struct Offer {
@@ -26,8 +26,8 @@ struct Offer {
   std::string owner;     // operator of the machine; "" if not stated
   std::string gpu;
   int gpu_count = 1;
-  // The offer's GPUs of its machine; offers that share a GPU are never rented together. Empty: not stated, the whole
-  // machine.
+  // Which of the machine's GPUs are offered; offers that share a GPU are never rented together. Empty: not stated, the
+  // whole machine.
   std::vector<int> gpu_ids;
   std::optional<double> vram_gb;  // per GPU
   std::string place;              // "" when not stated
@@ -92,7 +92,7 @@ inline constexpr const char* kOwnFormat = "own";
 struct OfferReadOptions {
   std::string format = kAutoFormat;
   Bytes disk{};            // a worker's disk: some markets sell it by the GB
-  std::size_t copies = 1;  // of each kind of machine in a catalogue
+  std::size_t copies = 1;  // offers made of each kind of machine in a catalogue
 };
 
 struct OfferList {

@@ -22,15 +22,15 @@ namespace {
 
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
-constexpr double kUsualCopies = 1;  // a price beside the topology assumes that a worker forwards each publication once
-constexpr double kRounding = 1e-9;  // tolerance of comparisons
+constexpr double kUsualCopies = 1;  // outside a topology, a price assumes that a worker forwards each publication once
+constexpr double kRounding = 1e-9;  // relative tolerance of comparisons
 
 // The result of one search for an assumed T_b, with the T_b of its set and topology. Indices are those of eligible
 // offers.
 struct Solution {
   CapacityTarget target;
   Allocation set;
-  std::vector<std::size_t> dropped;
+  std::vector<std::size_t> dropped;  // Allocation::dropped
   std::string method;
   double greedy_usd_per_hour = 0, usd_per_hour_min = 0;
   std::vector<std::size_t> members;  // the set by rank; members[i] is worker i + 1
@@ -61,7 +61,8 @@ class Planner {
  private:
   Status check_request() const {
     const PlanRequest& r = request_;
-    ECHO_TRY(capacity_target(r.pace, r.publication_times({}), r.capacity_terms()));  // even for instant transfers
+    // Fails if there is no target even for instant transfers.
+    ECHO_TRY(capacity_target(r.pace, r.publication_times({}), r.capacity_terms()));
     ECHO_TRY(check_staleness_budget(r.staleness_budget, r.pace.publish_every));
     const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
@@ -205,7 +206,7 @@ class Planner {
     for (int round = 0; round < kRoundsMax; ++round) {
       ECHO_ASSIGN(Solution s, solve(assumed_t_b));
       if (s.broadcast_time == assumed_t_b) return s;
-      // Often T_b does not change the target, and then not the set.
+      // Often T_b does not change the target. Then the set stays the same too.
       if (const auto own = target_for(s.broadcast_time);
           own && own->required_rollouts_per_s == s.target.required_rollouts_per_s) {
         assumed_t_b = s.broadcast_time;
@@ -270,7 +271,7 @@ class Planner {
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
 
-  // The least kappa or S, and the greatest R, with which this throughput suffices.
+  // Finds the least kappa or S, and the greatest R, with which this throughput suffices.
   std::string remedies_for(double rollouts_per_s, Duration t_b) const {
     constexpr int kStepsMore = 1000;
     std::string text;
@@ -339,7 +340,7 @@ class Planner {
       slowest = std::min(slowest, pool_[i].rollouts_per_s);
       fastest = std::max(fastest, pool_[i].rollouts_per_s);
     }
-    constexpr double kGroupSecondsMax = 1e6;  // so that the Duration does not overflow
+    constexpr double kGroupSecondsMax = 1e6;  // so that the Duration cannot overflow
     const double extra_group_s = request_.group_size / slowest - request_.group_size / fastest;
     const int lag = staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
                                   from_seconds(std::min(kGroupSecondsMax, extra_group_s)));

@@ -20,15 +20,16 @@
 
 namespace echoline::provisioner {
 
-// A fleet, as the prediction of the learner's idle time sees it.
+// The properties of a fleet from which the learner's idle time is predicted.
 struct FleetPace {
   struct Worker {
     double rollouts_per_s = 0;
     Duration policy_arrival{};  // from the end of a step until the worker has received its policy
   };
   std::vector<Worker> workers;  // at least one
-  Duration links_busy{};        // for which the learner's links carry one publication
-  // A worker holds so many groups, or the current one and those that it completes in `work_ahead` if they are more.
+  Duration links_busy{};        // how long one publication occupies the learner's links
+  // A worker holds at least `groups_at_once` groups. A fast worker holds more: the current group and all that it
+  // completes within `work_ahead`.
   std::uint32_t groups_at_once = 2;
   Duration work_ahead{};
 };
@@ -38,8 +39,8 @@ struct PlanRequest {
   // S: the highest allowed age of a rollout's policy in training, in learner steps.
   int staleness_budget = 2;
   int lookahead = 0;  // batches of work given to workers beyond the one in training
-  // The replay buffer's rule: returns the highest age of a rollout in training, given a staleness_lag(). Absent: S; a
-  // plan that is read from a file has no rule.
+  // The replay buffer's rule: returns the highest age of a rollout in training, given a staleness_lag(). Absent, as in
+  // a plan that is read from a file: the highest age is S.
   std::function<int(int lag)> staleness_worst;
   // The share of its time that the learner waits with this fleet, by the replay buffer's rules. Absent: not predicted.
   std::function<double(const PlanRequest&, const FleetPace&)> predict_idle;
@@ -104,7 +105,7 @@ struct Spend {
 // The cost over the run of losing and replacing machines. Each replacement boots, is paid for and does nothing
 // meanwhile.
 struct ReplacementCost {
-  double losses = 0;  // expected
+  double losses = 0;  // expected number
   Spend usd;
 };
 

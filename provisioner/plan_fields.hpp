@@ -17,7 +17,7 @@
 
 namespace echoline::provisioner {
 
-// Rounds to 12 digits. A number with so few digits is unchanged after writing and reading.
+// Rounds to 12 digits. A number of at most 12 digits is the same after it is written and read.
 inline double rounded(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
 template <class T>
@@ -25,7 +25,7 @@ nlohmann::json or_null(const std::optional<T>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json();
 }
 
-// Writes fields into an object; absent values become null. The bounds are for the reader.
+// Writes fields into an object; absent values become null. Ignores the bounds, which only PlanReader needs.
 class PlanWriter {
  public:
   explicit PlanWriter(nlohmann::json& object) : object_(object) { object_ = nlohmann::json::object(); }

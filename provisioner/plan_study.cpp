@@ -19,12 +19,12 @@ using nlohmann::json;
 
 constexpr int kPriceSteps = 14;           // of a bisection
 constexpr double kPriceMultipleMax = 16;  // an offer that is rented at this multiple of its price has no price limit
-constexpr double kPriceMin = 0.01;        // $ per hour, so that an offer for nothing also has a multiple
+constexpr double kPriceMin = 0.01;        // $ per hour, so that a free offer also has a price to multiply
 constexpr std::size_t kSuggestedIdsMax = 5000;
 
 std::string usd(const std::optional<double>& value) { return value ? fmt::format("${:.4f}", *value) : "?"; }
 
-// Whether the plan would rent the offer for this rent. Changes `offers` only until it returns.
+// Whether the plan would rent the offer for this rent. Changes `offers`, and restores it before it returns.
 bool is_rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
   Offer& offer = offers[index];
   const auto on_demand_before = offer.gpu_usd_per_hour, bid_before = offer.bid_usd_per_hour_min;
@@ -224,7 +224,7 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   };
   const int s = base.staleness_budget, kappa = base.pace.publish_every;
   add("as it is", base, offers);
-  // A lookahead that equals S follows it.
+  // A lookahead that equals S changes with S.
   const auto set_budget = [&](PlanRequest& r, int budget) {
     r.lookahead = r.lookahead == r.staleness_budget ? budget : std::min(r.lookahead, budget);
     r.staleness_budget = budget;

@@ -22,7 +22,7 @@ struct RegionMap {
   std::vector<Region> regions;  // empty: all machines are in one region
   chains::Regions ways;         // the links between regions, by their indices in `regions`
 
-  // The first region with a matching place.
+  // The index of the first region with a matching place.
   std::optional<std::uint32_t> find(std::string_view place) const;
   // Like find(), but the learner's region if none matches.
   std::uint32_t of(std::string_view place) const { return find(place).value_or(ways.learner); }

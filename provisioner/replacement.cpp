@@ -12,7 +12,7 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr double kReliabilityMin = 1e-3;  // so that no offer is expected to fail without end
+constexpr double kReliabilityMin = 1e-3;  // floor, so that the expected number of losses stays finite
 
 }  // namespace
 
@@ -25,7 +25,7 @@ std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& o
   if (request.fleet.pricing == Pricing::kBid) prior = prior.value_or(0) + kOutbidPerHour;
   if (!prior && offer.seen_hours < kPriorHours) return std::nullopt;
   if (!prior) return offer.seen_losses / offer.seen_hours;
-  // The prior counts like kPriorHours hours of history.
+  // The rate from the reliability is a prior. It weighs as much as kPriorHours hours of history.
   return (*prior * kPriorHours + offer.seen_losses) / (kPriorHours + offer.seen_hours);
 }
 
@@ -40,7 +40,7 @@ ReplacementCost expected_replacement_cost(const PlanRequest& request, std::span<
   ReplacementCost total;
   if (!request.run_time) return total;
   const double hours = seconds(*request.run_time) / 3600, boot_hours = seconds(request.fleet.join_timeout) / 3600;
-  double joining_usd = 0, booting_usd = 0;  // over all losses; each boot takes the join_timeout
+  double joining_usd = 0, booting_usd = 0;  // over all losses; as if each boot took the whole join_timeout
   for (const PlanRow& row : rows) {
     if (!row.chosen || !row.losses_per_hour) continue;
     const double losses = *row.losses_per_hour * hours;
@@ -49,7 +49,7 @@ ReplacementCost expected_replacement_cost(const PlanRequest& request, std::span<
     booting_usd += losses * boot_hours * *row.cost.usd_per_hour();
   }
   if (total.losses <= 0) return total;
-  // The bounds are two standard deviations from the mean of rare independent events (Poisson distribution).
+  // Losses are rare independent events (Poisson distribution). The bounds are two standard deviations from the mean.
   const double spread = 2 * std::sqrt(total.losses);
   // The cost of this number of losses. `boot_share`: the share of the join_timeout that a boot takes.
   const auto usd_for = [&](double losses, double boot_share) {

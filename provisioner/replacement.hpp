@@ -7,7 +7,7 @@
 
 namespace echoline::provisioner {
 
-inline constexpr double kPriorHours = 24;  // a stated reliability weighs as much as this time of ledger history
+inline constexpr double kPriorHours = 24;  // a stated reliability weighs as much as this many hours of ledger history
 inline constexpr double kOutageHours = 1;  // assumed length of an outage: a machine with 99 % uptime fails every 99 h
 inline constexpr double kOutbidPerHour = 1.0 / 24;  // assumed rate of lost bids, until ledgers have data
 

@@ -25,7 +25,7 @@ struct FleetSettings {
   bool search = false;                              // search a provider's market instead of reading a file
   Duration search_every = std::chrono::minutes(5);  // during the run
   std::string offers_format = kAutoFormat;
-  // Machines that can be rented of each entry, if the offers come from a catalogue: a list of kinds of machines.
+  // How many machines of each entry can be rented, if the offers come from a catalogue (a list of kinds of machines).
   std::uint32_t catalogue_copies = 1;
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // per rollout; absent: rollout.response_tokens_max

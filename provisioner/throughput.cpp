@@ -14,11 +14,11 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kProfileBytesMax = 1 << 20;
-// Measurements outside these bounds of the prediction are ignored: one of the two is of another workload.
+// Measured rates outside these multiples of the prediction are ignored: the two must be of different workloads.
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
 constexpr std::size_t kHostsForGpu = 3;   // measured hosts needed to correct other hosts with the same GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
-constexpr double kOwnUncertainty = 0.10;  // of a prediction for a host that was measured in another run
+constexpr double kOwnUncertainty = 0.10;  // of a host's prediction after it was measured in another run
 constexpr double kUncertaintyMax = 0.50;
 
 double median(std::vector<double> values) {

@@ -22,7 +22,7 @@ struct Workload {
 // A rate with its uncertainty and source.
 struct TokenRate {
   double tokens_per_s = 0;
-  double uncertainty = 0;  // relative, either way
+  double uncertainty = 0;  // relative, up or down
   std::string from;
 };
 
@@ -35,7 +35,7 @@ class ThroughputProfile {
   // The rate of one GPU of this name; absent if the name is unknown. Interpolates linearly in logarithms between two
   // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant.
   std::optional<TokenRate> rate_of_gpu(std::string_view gpu, double parameters) const;
-  // The rate of a GPU with this value of the market's benchmark, in proportion to the profile's reference GPU.
+  // The rate of a GPU from its value in the market's benchmark: proportional to that of the profile's reference GPU.
   std::optional<TokenRate> rate_at_dlperf(double dlperf, double parameters) const;
 
  private:

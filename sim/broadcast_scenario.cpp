@@ -16,8 +16,8 @@ namespace {
 constexpr Duration kJoinInterval = std::chrono::microseconds(500);  // between the starts of two workers
 constexpr Duration kJoinTimeMax = std::chrono::seconds(60);         // after the start of the last worker
 constexpr Duration kDoneCheckInterval = std::chrono::milliseconds(10);
-constexpr int kHeartbeatsPerTimeout = 6;  // a worker is away after so many missing heartbeats
-constexpr BitRate kUnlimitedRate{1e12};
+constexpr int kHeartbeatsPerTimeout = 6;  // a worker is away after this many missing heartbeats
+constexpr BitRate kUnlimitedRate{1e12};   // stands for a link without a limit in predictions
 
 // Simulates a fleet through one BroadcastScenario and collects the result.
 class BroadcastSimulation final : public FleetObserver {
@@ -84,7 +84,7 @@ FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenari
   options.learner.policy = scenario.topology;
   options.learner.chooses_policy = scenario.chooses_topology;
   options.learner.chain_rate = scenario.chain_rate;
-  // The learner plans with at least the uplink for as many whole chains as it can feed.
+  // The learner then always plans as many whole chains as its true uplink can feed, at least one.
   options.learner.uplink_min =
       BitRate{scenario.chain_rate.bits_per_s *
               std::max(1.0, std::floor(scenario.learner_up.bits_per_s / scenario.chain_rate.bits_per_s))};
@@ -140,13 +140,13 @@ bool BroadcastSimulation::all_joined() const {
 }
 
 bool BroadcastSimulation::live_workers_have(Version version) const {
-  // Newest workers first: they finish last, so the search ends early.
+  // Workers that joined last usually install last, so a search from the end finds a missing one early.
   for (std::size_t i = fleet_.worker_count(); i-- > 0;)
     if (is_alive(i) && !has_installed(i, version)) return false;
   return true;
 }
 
-// Replaces a random forwarding worker.
+// Replaces a random forwarding worker, and schedules the next replacement.
 void BroadcastSimulation::replace_forwarding_worker() {
   if (published_at_.size() >= scenario_.publications) return;
   world_.run_at(world_.now() + *scenario_.replace_every, [this] { replace_forwarding_worker(); });
@@ -202,7 +202,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     world_.run_at(world_.now() + kJoinInterval * static_cast<std::int64_t>(i), [this] { add_worker(); });
   world_.run(world_.now() + kJoinInterval * static_cast<std::int64_t>(scenario_.workers));
   world_.run(world_.now() + kJoinTimeMax, [&] { return all_joined(); });
-  // Time for topology messages in flight: many link delays, and one second for the timers of the cores.
+  // Topology messages may still be in flight. They need many link delays, and the cores' timers up to one second.
   world_.run(world_.now() + std::chrono::seconds(1) + 20 * (scenario_.delay + scenario_.jitter));
   if (!all_joined())
     return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.application_error());
@@ -225,7 +225,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     const bool previous_reported =
         i == 0 || (!fleet_.reports().empty() && fleet_.reports().back().version.value + 1 >= i);
     if (!previous_reported)
-      return world_.run_at(world_.now() + kDoneCheckInterval, [&, i] { publish_after_previous_quorum(i); });
+      return world_.run_at(world_.now() + kDoneCheckInterval, [&, i] { publish_after_previous_quorum(i); });  // again
     world_.run_at(world_.now() + (i > 0 ? scenario_.publish_every : Duration{}), [&, i] {
       --events_left;
       publish(i);

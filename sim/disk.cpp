@@ -83,7 +83,7 @@ Status Disk::write(act::Spool& spool, TimePoint now) {
   Spool& file = spools_[spool.publication];
   if (spool.chunk) {
     const auto stored = file.payload.find(spool.offset);
-    // The core spools data again that it has read from this file: nothing to write.
+    // The same buffer means that the core spools data that it has read from this file, so there is nothing to write.
     if (stored != file.payload.end() && stored->second.data.data() == spool.data.data()) return ok();
     if (options_.capacity_bytes && bytes_ + spool.data.size() > *options_.capacity_bytes)
       return fail(Code::kIo, kWriteSpool, "no space left on device");
@@ -120,7 +120,7 @@ void Disk::complete_all(TimePoint now) {
 }
 
 void Disk::on_crash(TimePoint now) {
-  // The system completes a random prefix of the operations, in order.
+  // The operating system completes the first operations, a random number of them.
   std::uint64_t completed = queue_.empty() ? 0 : random_.below(queue_.size() + 1);
   for (; completed > 0; --completed) complete(now);
   queue_.clear();
@@ -132,6 +132,7 @@ void Disk::on_power_loss(TimePoint now) {
   on_crash(now);
   for (auto& [id, spool] : spools_) {
     lose_unsynced_data(spool, now);
+    // Payload whose record is lost or torn stays on the disk, but read_spool() no longer returns it.
     std::uint64_t readable_bytes = 0, present_bytes = 0;
     for (const Frame& frame : read_spool(id))
       if (frame.type == FrameType::kChunk) readable_bytes += frame.body.size();
@@ -149,8 +150,8 @@ void Disk::lose_unsynced_data(Spool& spool, TimePoint now) {
     const std::size_t bytes_kept = synced_bytes + random_.below(spool.log.size() - synced_bytes + 1);
     const std::size_t lost_bytes = spool.log.size() - bytes_kept;
     spool.log.resize(bytes_kept);
-    // Blocks may have been allocated but never written; they contain old data.
-    if (random_.below(3) == 0) spool.log += garbage(lost_bytes);
+    // In a third of the cases, the file system has allocated the lost blocks without writing them: they hold old data.
+    if (random_.below(3) == 0) spool.log += random_text(lost_bytes);
     spool.log_writes.emplace_back(spool.log.size(), now);
   }
   for (auto it = spool.payload.begin(); it != spool.payload.end();) {
@@ -163,7 +164,7 @@ void Disk::lose_unsynced_data(Spool& spool, TimePoint now) {
       it = spool.payload.erase(it);
       continue;
     }
-    if (fate == kTorn) {  // zeros from a random byte on
+    if (fate == kTorn) {  // only a part was written: zeros from a random byte on
       std::vector<std::byte> torn(data.bytes().begin(), data.bytes().end());
       const std::size_t torn_from = random_.below(torn.size());
       std::fill(torn.begin() + static_cast<std::ptrdiff_t>(torn_from), torn.end(), std::byte{0});
@@ -173,7 +174,7 @@ void Disk::lose_unsynced_data(Spool& spool, TimePoint now) {
   }
 }
 
-std::string Disk::garbage(std::size_t bytes) {
+std::string Disk::random_text(std::size_t bytes) {
   std::string text(bytes, '\0');
   for (char& c : text) c = static_cast<char>(random_.next());
   return text;

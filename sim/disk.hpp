@@ -1,6 +1,6 @@
 // A host's simulated disk, with delays, errors, a full disk, and the damage that a crash leaves. It holds the state
 // file and the spools. A spool keeps the chunks of one publication: their payload, and a log with a record of each. The
-// disk calls nothing: the world calls the disk and the core.
+// world submits a core's disk actions here and passes the answers to the core.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -17,21 +17,22 @@ namespace echoline::sim {
 
 struct DiskOptions {
   Duration write_delay = std::chrono::milliseconds(1), read_delay = std::chrono::milliseconds(1);
-  Duration save_delay = std::chrono::milliseconds(5);  // of the state file, whose writes are synced
+  Duration save_delay = std::chrono::milliseconds(5);  // for a write of the state file, which survives a power loss
   Duration sync_delay = std::chrono::seconds(1);       // from a write to a spool until it survives a power loss
   std::optional<std::uint64_t> capacity_bytes;
-  double read_error_share = 0, write_error_share = 0;
+  double read_error_share = 0, write_error_share = 0;  // of the operations, which fail
 };
 
 class Disk {
  public:
-  explicit Disk(std::uint64_t seed, std::uint64_t stream) : random_(seed, stream) {}
+  // `stream`: selects this disk's random numbers among those of the seed.
+  Disk(std::uint64_t seed, std::uint64_t stream) : random_(seed, stream) {}
 
   void configure(const DiskOptions& options) { options_ = options; }
   const DiskOptions& options() const { return options_; }
 
-  // The call that the world must make into the core after an operation: on_saved(), on_spooled() or on_chunk_read().
-  // std::monostate: no call.
+  // The result of an operation. The world passes it to the core by on_saved(), on_spooled() or on_chunk_read().
+  // std::monostate: the core is not told.
   struct Saved {
     Status status;
   };
@@ -47,39 +48,41 @@ class Disk {
   };
   using Answer = std::variant<std::monostate, Saved, Spooled, ChunkRead>;
 
-  // Queues an act::SaveState, act::Spool, act::ReadChunk or act::DropSpool. Returns when to call complete() for it.
+  // Queues an act::SaveState, act::Spool, act::ReadChunk or act::DropSpool. Returns the time at which to call
+  // complete() for it.
   TimePoint submit(overlay::Action&& action, TimePoint now);
   // Completes the oldest operation.
   Answer complete(TimePoint now);
 
-  // The process ends normally: completes all operations.
+  // Completes all operations, because the process ends normally.
   void complete_all(TimePoint now);
-  // The process died: a random prefix of its operations is completed.
+  // The process died. Completes a random number of its operations, in order, and drops the rest.
   void on_crash(TimePoint now);
-  // The machine died: the end of the unsynced data is missing, truncated or garbage.
+  // The machine died. Also loses, truncates or garbles unsynced data.
   void on_power_loss(TimePoint now);
-  void wipe();
-  // Flips a bit in each of `pieces` random pieces of payload, which later reads return. Returns the number of flipped
-  // bits.
+  void wipe();  // removes all data
+  // Flips a bit in `pieces` randomly drawn pieces of payload. Later reads return the damaged pieces. Returns the number
+  // of flipped bits.
   std::size_t corrupt_pieces(std::size_t pieces);
   // Whether corrupt_pieces() has ever flipped a bit.
   bool is_corrupted() const { return is_corrupted_; }
 
-  // ---- reading by a driver at its start ----
+  // ---- what a process reads when it starts ----
 
   const std::optional<std::string>& state() const { return state_; }
   // The readable frames of a spool, in order, without chunks whose data is missing.
   std::vector<overlay::Frame> read_spool(const overlay::PublicationId& id) const;
   std::vector<overlay::PublicationId> spools() const;
-  // Cuts a spool's payload, or removes the whole spool, as a driver does after reading it.
+  // Removes a spool's payload from `payload_end` on, or the whole spool if it is absent. A process calls it after
+  // reading the spool, to drop what its core cannot use.
   void trim_spool(const overlay::PublicationId& id, std::optional<std::uint64_t> payload_end);
-  // The payload of a spool for act::Deliver; kNotFound if there is a gap.
+  // The payload of a spool, which must have `bytes` bytes; kNotFound if there is a gap.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
   // Whether a write has failed since the last crash or start.
   bool has_write_failed() const { return has_write_failed_; }
   // Payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
-  // The part of bytes() that has records in a log. A power loss can remove the record of a chunk and keep its data.
+  // The part of bytes() that has records in a log. A power loss can remove a chunk's record and keep its data.
   std::uint64_t recorded_bytes() const { return bytes_ - std::min(bytes_, unrecorded_bytes_); }
   // Data pieces of a spool, by offset.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;
@@ -91,14 +94,14 @@ class Disk {
   };
   struct Spool {
     std::string log;                                            // consecutive records
-    std::vector<std::pair<std::size_t, TimePoint>> log_writes;  // end and write time of each record
+    std::vector<std::pair<std::size_t, TimePoint>> log_writes;  // offset of each record's end, and its write time
     std::map<std::uint64_t, Piece> payload;                     // by offset
   };
   Answer perform(overlay::Action& action, TimePoint now);
   Status write(overlay::act::Spool& spool, TimePoint now);
   Result<overlay::Slice> read(const overlay::act::ReadChunk& read_chunk);
   void lose_unsynced_data(Spool& spool, TimePoint now);
-  std::string garbage(std::size_t bytes);
+  std::string random_text(std::size_t bytes);
 
   DiskOptions options_;
   Random random_;
@@ -106,7 +109,8 @@ class Disk {
   TimePoint free_at_{};  // when the last queued operation is complete
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
-  std::uint64_t bytes_ = 0, unrecorded_bytes_ = 0;  // of payload; those without a record
+  std::uint64_t bytes_ = 0;             // of payload
+  std::uint64_t unrecorded_bytes_ = 0;  // of these, without a record
   bool has_write_failed_ = false, is_corrupted_ = false;
 };
 

@@ -18,8 +18,7 @@ constexpr double kZ95 = 1.6448536269514722;  // the standard normal's 95th perce
 // The functions below compute series from + - * /, frexp, ldexp, floor and sqrt only, which give the same bits on all
 // machines.
 
-// x = mantissa * 2^exponent, and log(mantissa) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (mantissa - 1) / (mantissa +
-// 1).
+// x = m * 2^exponent, and log(m) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1). m is `mantissa`.
 double portable_log(double x) {
   ECHO_CHECK(x > 0 && std::isfinite(x), "the logarithm of {}", x);
   int exponent = 0;

@@ -10,7 +10,7 @@ namespace echoline::sim {
 double portable_log(double x);  // for a positive, finite x
 double portable_exp(double x);  // for -700 to 700
 
-// A lognormal distribution by its median and 95th percentile. Constant if they are equal.
+// A lognormal distribution, given by its median and 95th percentile. If they are equal, all draws are the median.
 struct Lognormal {
   double median = 0;
   double p95 = 0;
@@ -28,6 +28,7 @@ struct Histogram {
   }
 };
 
+// Draws from one random stream of a seed.
 class Draws {
  public:
   Draws(std::uint64_t seed, std::uint64_t stream) : random_(seed, stream) {}

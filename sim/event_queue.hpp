@@ -20,20 +20,20 @@ class EventQueue {
  public:
   bool empty() const { return heap_.empty(); }
   TimePoint next_at() const { return heap_.empty() ? kNever : heap_.front().at; }
-  std::uint64_t pushed() const { return pushed_; }
+  std::uint64_t pushed() const { return pushed_; }  // number of events so far
 
   void push(TimePoint at, std::uint32_t kind, std::uint32_t host, std::uint64_t detail, std::uint64_t generation) {
     heap_.push_back(
         {.at = at, .sequence = pushed_++, .kind = kind, .host = host, .detail = detail, .generation = generation});
-    std::size_t hole = heap_.size() - 1;
+    std::size_t hole = heap_.size() - 1;  // moves up, past each parent that is later than the event
     const Event event = heap_[hole];
     for (std::size_t parent; hole > 0 && is_before(event, heap_[parent = (hole - 1) / kChildren]); hole = parent)
       heap_[hole] = heap_[parent];
     heap_[hole] = event;
   }
 
-  // Removes and returns the first event (there must be one). The last event of the heap must then find a place: the
-  // hole at the root moves down, to the earliest child each time, until `last` is before the hole's children.
+  // Removes and returns the first event; the queue must not be empty. This leaves a hole at the root. The hole moves
+  // down to its earliest child, again and again, until `last`, the heap's last event, may take its place.
   Event pop() {
     const Event first = heap_.front(), last = heap_.back();
     heap_.pop_back();

@@ -18,7 +18,8 @@ class Fifo {
   void pop_back() { items_.pop_back(); }
   T pop() {
     T item = std::move(items_[first_]);
-    if (++first_ * 2 >= items_.size()) {  // half of the block is free: moving costs one step per item in the mean
+    // Waits until half of the block is free, so that each item is moved forward about once on average.
+    if (++first_ * 2 >= items_.size()) {
       items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
       first_ = 0;
     }

@@ -62,7 +62,7 @@ struct FleetOptions {
 struct PublishSpec {
   std::optional<Version> base;  // absent: a full snapshot
   std::uint64_t bytes = 0;
-  Duration encode_time{};  // duration of encoding in `pieces` pieces
+  Duration encode_time{};  // time to encode all `pieces` pieces
   std::size_t pieces = 1;
   std::optional<std::size_t> abandon_after_pieces;  // the trainer gives up after this many pieces
 };
@@ -97,13 +97,13 @@ class Fleet {
   // Publishes the version after the last finished one. Nothing happens while the learner is down.
   void publish(const PublishSpec& spec);
   void expel(std::size_t worker);
-  void end_run();  // the learner says goodbye, and no process restarts
+  void end_run();  // the learner tells its workers that the run has ended, and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
   std::uint64_t learner_starts() const { return learner_starts_; }
   HostId learner_host() const { return learner_host_; }
   overlay::LearnerCore* learner();                       // null while it is down
-  std::vector<WorkerId> parents_of(std::size_t worker);  // by the learner's topology; only workers
+  std::vector<WorkerId> parents_of(std::size_t worker);  // in the learner's topology, without the learner
   // The newest complete version, which all workers should reach.
   std::optional<Version> newest() const { return newest_; }
   bool is_publishing() const { return publications_in_progress_ > 0; }
@@ -206,12 +206,11 @@ class Fleet {
   std::string application_error_;
 
   HostId learner_host_;
-  double learner_origin_unix_s_ = 0;  // of its current process
+  double learner_origin_unix_s_ = 0;  // Unix time at virtual time zero, by the clock of the learner's current process
   std::optional<HostId> intruder_host_;
   std::shared_ptr<AccompliceState> accomplice_state_ = std::make_shared<AccompliceState>();
   std::uint64_t learner_starts_ = 0;
-  std::optional<overlay::LearnerState> learner_state_;  // initial state of a learner without a disk
-  std::map<Version, overlay::Digest> policies_;         // digests of completely published policies
+  std::map<Version, overlay::Digest> policies_;  // digests of completely published policies
   std::optional<Version> newest_;
   std::size_t publications_in_progress_ = 0;
   std::vector<overlay::BroadcastReport> reports_;

@@ -11,8 +11,8 @@ using namespace overlay;
 
 namespace {
 
-constexpr int kReplacementsMax = 3;           // new machines for a malicious worker
-constexpr std::uint64_t kHourMs = 3'600'000;  // an hour in ms
+constexpr int kReplacementsMax = 3;  // new machines for a malicious worker
+constexpr std::uint64_t kHourMs = 3'600'000;
 // Random stream of the first worker's malice. The other workers have the streams after it.
 constexpr std::uint64_t kMaliceStream = 100;
 
@@ -369,6 +369,7 @@ void Fleet::install(std::size_t i, std::uint64_t process, const Publication& pub
   Worker& worker = *workers_[i];
   MemberCore* core = member(i);
   if (!core || worker.processes != process || (worker.awaits_snapshot && publication.base)) return;
+  // After a failed installation, only the snapshot that was delivered since then may be installed.
   if (worker.awaits_snapshot && worker.delivered != publication.version) return;
   if (!is_intact || (!random_faults_stopped_ && random_.uniform() < worker.options.install_failure_share)) {
     world_.note(fmt::format("worker {} fails to install version {}", i, publication.version));

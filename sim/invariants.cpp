@@ -111,7 +111,7 @@ void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   floods_learner_start_ = fleet_.learner_starts();
   ++counts_.flood_messages;
   Flood& flood = floods_.try_emplace(from, Flood{MessageBudget(fleet_.learner_options().heartbeat)}).first->second;
-  if (flood.budget.take(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
+  if (flood.budget.count(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
   if (++flood.messages_over_budget == 1) ++counts_.floods;
   if (flood.messages_over_budget == kExcessMessagesMax)
     report_violation(kFlood, fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from,

@@ -76,7 +76,7 @@ struct Instance {  // a rented machine at the provider
   bool watched = false;  // the learner process knows the instance, so it is notified of the instance's end
   // The learner requested its stop; the core was told that its worker left; its worker has finished its work.
   bool stop_requested = false, has_left = false, drained = false;
-  WorkerId worker;
+  WorkerId worker;             // its number is the ticket's
   double unsent_rollouts = 0;  // generated, but not yet a whole group
 };
 
@@ -114,7 +114,7 @@ class Market {
     rules_.fleet.headroom = chance(0.2) ? 0 : random_between(0.02, 0.3);
     rules_.group_size = 4;
     rules_.fleet.join_timeout = rules_.fleet.queue_timeout = kBootMax;
-    // Half of the markets take a few requests at a time.
+    // In half of the markets, the provider takes only a few start requests at a time.
     if (queue_random_.below(2)) rules_.starts_at_once["cloud"] = 2 + queue_random_.below(6);
     rules_.fleet.away_max = kAwayMax;
     rules_.fleet.workers_max = static_cast<std::size_t>(random_.between(8, 48));
@@ -331,9 +331,9 @@ class Market {
   }
 
   void perform(const fleet::GiveUp&) {}
-  // A request can be cancelled until it leaves; then it rents nothing and has no answer.
+  // A start request that still waits in the learner's queue can be cancelled. It then rents nothing and gets no answer.
   void perform(const fleet::CancelStart& cancel) {
-    if (!queue_random_.below(2)) return;  // it has left
+    if (!queue_random_.below(2)) return;  // too late: the request has left the queue
     const bool is_pending = std::any_of(pending_starts_.begin(), pending_starts_.end(),
                                         [&](const PendingCall& call) { return call.ticket == cancel.ticket; });
     if (!is_pending) return;
@@ -562,8 +562,9 @@ class Market {
           instance.boots_at != Duration::max() && counts_as_capacity(instance)) {
         // A host with a share below 1 was demoted and must first prove a better rate.
         const auto* machine = core_->machines().find(ticket);
-        const double expected_rate = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
-        existing_rate += machine->share < 1 ? std::min(true_rate(instance), expected_rate) : true_rate(instance);
+        const double expected_rate =
+            machine->measured_rollouts_per_s.value_or(machine->rate_share * machine->offer.rollouts_per_s);
+        existing_rate += machine->rate_share < 1 ? std::min(true_rate(instance), expected_rate) : true_rate(instance);
       }
     const double target = core_->numbers().target_rollouts_per_s;
     if (existing_rate >= target * kRateErrorMax)
@@ -704,9 +705,9 @@ class Market {
   std::map<Ticket, Duration> stop_requested_at_;  // first request
   std::set<std::size_t> detected_deceivers_;      // hosts found slower than promised
   Duration last_deceiver_detected_at_{};          // when the last of them was detected
-  Duration trains_until_{};
+  Duration trains_until_{};                       // end of the step in training; zero: none
   int steps_ = 0;
-  std::optional<bool> waiting_reported_;
+  std::optional<bool> waiting_reported_;  // last fleet::LearnerWaiting sent to the current core
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr std::size_t kOutputMax = 4u << 20;  // bytes
 constexpr std::size_t kLineMax = 300;         // bytes
 constexpr std::size_t kRunNameMax = 40;       // characters of a run's name in an instance's name
 
-// Returns a descriptor of a file in memory, which needs no reader to be written.
+// Returns a descriptor of a file in memory. Unlike a pipe, it can be filled before a program reads it.
 int memory_file() { return ::memfd_create("echoline", MFD_CLOEXEC); }
 
 // Returns the first kOutputMax bytes of the file; the rest is dropped.
@@ -180,7 +180,7 @@ void CommandRunner::poll(TimePoint now) {
     ended.emplace_back(std::move(result), std::move(running.done));
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  // Last, because `done` may start another program.
+  // Calls `done` last, because it may start another program.
   for (const auto& [result, done] : ended) done(result);
 }
 

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kOperation = "exec";
 constexpr std::string_view kIdPrefix = "exec:";
 constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
-constexpr int kMissedListingsMax = 2;                      // consecutive ones after which an instance counts as ended
+constexpr int kMissedListingsMax = 2;  // consecutive listings without an instance after which it counts as ended
 using Substitutions = std::map<std::string, std::string>;  // words of a command by name
 
 // Replaces each known {name} in `text`. Other braces stay, because they may belong to the command.
@@ -195,7 +195,8 @@ struct ExecProvider final : Provider {
     list_instances(
         [this, ticket, prefix](const std::vector<ListedInstance>& seen, const std::optional<Error>& list_error) {
           Listed listed{.ticket = ticket, .complete = !list_error, .instances = {}, .error = list_error};
-          // A name has lost its label's punctuation, so the label is the prefix and the remainder of the name: the row.
+          // The name lacks the label's punctuation. So the label is composed of the prefix and the rest of the name:
+          // the row.
           const std::string name_prefix = prefix.empty() ? "" : instance_name_of_label(prefix);
           for (const ListedInstance& instance : seen) {
             if (has_ended(instance) || !instance.name.starts_with(name_prefix)) continue;

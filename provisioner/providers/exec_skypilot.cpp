@@ -122,7 +122,7 @@ class CatalogueReader {
       if (!column_by_name_.contains(needed))
         return fail(Code::kInvalid, "read offers", "{}:1: the column '{}' is missing", name_, needed);
     while (auto record = csv_.next(problem)) {
-      if (!problem.empty()) {  // the start of the next record is unknown
+      if (!problem.empty()) {  // nothing after it is read: the start of the next record is unknown
         problems_.add(fmt::format("line {}", csv_.line()), problem);
         break;
       }
@@ -168,7 +168,7 @@ class CatalogueReader {
             where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
       }
     if (!is_valid) return;
-    if (!count || *count < 1 || *count != std::floor(*count)) return;  // a share of a GPU cannot run a worker
+    if (!count || *count < 1 || *count != std::floor(*count)) return;  // a fraction of a GPU cannot run a worker
     Offer o;
     o.provider = "exec";
     o.gpu = gpu;

@@ -233,7 +233,7 @@ struct LocalProvider final : Provider {
   std::vector<ProviderEvent> events;
   Spawner spawner;
 
-  // `dir`: for the instances' logs.
+  // `dir`: where the instances' logs are written.
   explicit LocalProvider(std::filesystem::path dir) : log_dir(std::move(dir)) {}
 
   // Signals the process and its group. The pid of an unreaped child cannot be recycled; of any other process the start

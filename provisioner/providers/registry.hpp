@@ -22,7 +22,7 @@ std::vector<std::string> provider_names();
 // Null for an unknown name.
 const ProviderKind* provider_kind(std::string_view name);
 
-// Adds a kind to the list and removes it in the destructor, for programs with their own provider. No other thread may
+// Adds a program's own provider to the list; the destructor removes it. No other thread may
 // use the list meanwhile.
 class AddedProvider {
  public:
@@ -46,10 +46,10 @@ bool is_local_provider(std::string_view provider);
 
 // "auto", "own" and the formats of all providers.
 std::vector<std::string> offer_format_names();
-// "a, b or c", for messages.
+// Returns "a, b or c", for messages.
 std::string join_with_or(const std::vector<std::string>& names);
 
-// Searches the market of `provider`, or of the first provider that has one if it has none. Blocks. Errors as those of
+// Searches the market of `provider`, or if it has none, of the first provider that has one. Blocks. Errors as those of
 // ProviderKind::search and of parse_offers().
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question);

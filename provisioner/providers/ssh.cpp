@@ -80,8 +80,8 @@ struct SshProvider final : Provider {
   std::map<std::string, Rented> rented;  // by id without prefix
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
-  std::size_t hosts_to_answer = 0;                                   // of the watch's listings in progress
-  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // calls, each with its time
+  std::size_t hosts_to_answer = 0;  // that have not answered the watch's present listings
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
 
   const Host* host_of(std::string_view name) const {
     const auto it = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
@@ -230,8 +230,8 @@ struct SshProvider final : Provider {
     events.push_back(Started{.ticket = ticket, .instance = instance_of(id), .usd_per_hour = std::nullopt});
   }
 
-  // Looks for an instance that may run although its start failed. If it certainly does not run, `retry_if_none` may
-  // start it again.
+  // Looks for an instance that may run although its start failed. If it certainly does not run,
+  // calls `retry_if_none`, which may start it again and returns whether it does.
   void search_started(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
                       std::function<bool()> retry_if_none) {
     list_host(host, kWithRetries, [=, this, &host](const LabelsById& seen, const std::optional<Error>& list_error) {
@@ -326,7 +326,7 @@ struct SshProvider final : Provider {
   }
 
   // Lists the used hosts at intervals and reports the instances that have ended.
-  void watch() {
+  void watch_hosts() {
     if (hosts_to_answer > 0 || rented.empty() || now < next_watch_at) return;
     next_watch_at = now + times.watch_every;
     std::set<const Host*> used_hosts;
@@ -360,7 +360,7 @@ struct SshProvider final : Provider {
       delayed.erase(delayed.begin() + static_cast<std::ptrdiff_t>(i));
       work();
     }
-    watch();
+    watch_hosts();
     return std::exchange(events, {});
   }
 };

@@ -44,13 +44,13 @@ constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), millis
 constexpr std::array<std::size_t, kEndpoints> kInFlightMax{8, 8, 4, 1, 2, 1};
 // Instances of one request to destroy, as the service's own client groups them.
 constexpr std::size_t kDestroyedTogetherMax = 64;
-// Listings that look whether instances that were destroyed together are gone, and the pause between them.
+// Most listings that check whether instances that were destroyed together are gone, and the pause between them.
 constexpr int kConfirmationsMax = 3;
 constexpr Duration kConfirmationPause = std::chrono::seconds(5);
 // How often the account's credit is read; in trouble, how often the service is asked whether it has ended.
 constexpr Duration kAccountEvery = std::chrono::minutes(5), kTroubleEvery = std::chrono::minutes(1);
-constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // without any answer, until that counts as trouble
-constexpr double kCreditMin = 0.01;                           // US dollars that end the state without credit
+constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // time without any answer that counts as trouble
+constexpr double kCreditMin = 0.01;                           // US dollars of credit that end Trouble::kCredit
 // Delays before listings that look for a create with an unclear result; new instances appear late.
 constexpr std::array<Duration, 3> kSearchDelays{std::chrono::seconds(2), std::chrono::seconds(5),
                                                 std::chrono::seconds(15)};
@@ -70,7 +70,7 @@ Result<std::int64_t> contract_of(const InstanceId& id) {
   return fail(Code::kInvalid, kOperation, "expected an instance id like vast:1234, found '{}'", id.text);
 }
 
-// Parses an answer. field() finds nothing in a text that is not JSON.
+// Parses an answer. If the text is not JSON, field() of the result is null.
 json parse_json(const std::string& body) { return json::parse(body, nullptr, /*allow_exceptions=*/false); }
 
 // A field of an answer; JSON null if it is missing.
@@ -181,7 +181,7 @@ struct VastProvider::Impl {
   using Done = std::function<void(const HttpAnswer&)>;
   using Destroyed = std::function<void(const Status& status, bool absent)>;
   struct Call {
-    std::optional<Ticket> start;  // of a create
+    std::optional<Ticket> start;  // the ticket of start(), for a create
     HttpRequest request;
     bool repeatable = false;  // may be sent again although the service may have received it
     Done done;
@@ -218,19 +218,19 @@ struct VastProvider::Impl {
   std::map<std::int64_t, Rented> rented;                      // by contract, without those that are being destroyed
   std::map<std::string, double> bids;                         // of pending creates, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract
-  std::deque<std::int64_t> to_destroy;                        // of `destroying`: no request was formed yet
+  std::deque<std::int64_t> to_destroy;                        // those of `destroying` that no request names yet
   std::set<std::int64_t> seen;              // contracts that this account has: rented by this process, or listed
   std::set<std::int64_t> destroyed_singly;  // contracts that a request for several did not destroy
   bool destroys_together = true;            // until the service refuses a request for several
-  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // calls, each with its time
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
-  std::vector<std::function<void(const Listing&)>> listing_callers;  // of the next listing
+  std::vector<std::function<void(const Listing&)>> listing_callers;  // wait for the next listing
   bool is_listing = false;
   AccountChanged account;  // as reported last
   enum class Trouble { kNone, kKey, kCredit, kSilence } trouble = Trouble::kNone;
-  TimePoint next_account_at{kNever};  // set by the first create
-  bool reads_account = false;
+  TimePoint next_account_at{kNever};      // set by the first create
+  bool reads_account = false;             // a request for the account's credit is in progress
   std::optional<TimePoint> silent_since;  // the first request without an answer since the last answer
   bool watching = false;                  // the watch's listing is in progress
   bool failure_logged = false;            // since the last request that succeeded
@@ -379,7 +379,7 @@ struct VastProvider::Impl {
         answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
     if (contract && succeeded) return on_started(ticket, *contract, label, std::nullopt);
     if (contract) {
-      // For example after a bid that is too low, a stopped instance exists, and its disk costs.
+      // After a bid that is too low, for example, a stopped instance exists, and its disk costs money.
       destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {
         push_start_failed(ticket, error, /*retryable=*/false, /*perhaps_rented=*/!destroyed);
       });
@@ -450,15 +450,15 @@ struct VastProvider::Impl {
            field(object, "error").is_null();
   }
 
-  // Forms the next request to destroy when it can leave, so that it has all instances that wait until then.
+  // Forms a request to destroy only when it can be sent, so that it names all instances that are waiting by then.
   void form_destroy() {
     RequestQueue& queue = queues[kDestroy];
     const bool has_due = std::any_of(queue.waiting.begin(), queue.waiting.end(),
                                      [&](const Call& waiting) { return now >= waiting.not_before; });
     if (to_destroy.empty() || has_due || now < queue.next_call_at || queue.in_flight.size() >= kInFlightMax[kDestroy])
       return;
-    // The success of a request for several is confirmed by listings, which prove nothing about an instance that this
-    // account has never shown.
+    // A listing confirms that a request for several instances succeeded. It proves nothing about an instance that is
+    // not in `seen`, so such an instance is destroyed by a request of its own.
     std::vector<std::int64_t> together;
     for (const std::int64_t contract : to_destroy)
       if (destroys_together && seen.contains(contract) && !destroyed_singly.contains(contract) &&

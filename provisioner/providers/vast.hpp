@@ -11,8 +11,8 @@ namespace echoline::provisioner {
 
 inline constexpr const char* kVastName = "vast";
 inline constexpr const char* kVastUrl = "https://console.vast.ai";
-// Creates that wait for the service's interval or its answer. An answer takes up to half a minute, and a create may
-// leave every 4.5 s.
+// Most creates that wait for the service's interval or its answer at a time. An answer takes up to half a minute, and a
+// create may leave every 4.5 s.
 inline constexpr std::size_t kVastStartsAtOnce = 8;
 inline constexpr const char* kVastKeyVariable = "VAST_API_KEY";
 // Tells a container the service's URL, if it is not the default one.
@@ -33,7 +33,7 @@ Result<std::string> read_vast_key(const std::filesystem::path& file);
 // Called inside an instance: destroys it, with the key that can do only that. `url` "": the default service. Blocks.
 Status end_own_vast_instance(const std::string& url, const std::string& key, const std::string& id);
 
-// A reply to a search, or its list of offers.
+// A text in this format is the service's reply to a search, or only the list of offers in such a reply.
 bool is_vast_reply(std::string_view head);
 Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading);
 

@@ -127,7 +127,7 @@ Result<Bill> ask_vast_bill(const VastBillQuestion& question) {
                         {"type", {{"in", {"instance"}}}}};
   const std::string path =
       "/api/v0/charges/?format=table&latest_first=false&limit=500&select_filters=" + url_escaped(filters.dump());
-  std::set<std::string> tokens;  // a repeated one would never end
+  std::set<std::string> tokens;  // of all pages so far: a repeated token would repeat the pages for ever
   for (std::string token;;) {
     ECHO_ASSIGN(const json page,
                 get_object(client, question, token.empty() ? path : path + "&after_token=" + url_escaped(token)));

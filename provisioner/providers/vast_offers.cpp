@@ -75,7 +75,7 @@ Offer offer_of(const RawOffer& raw, const OfferReadOptions& reading) {
   o.gpu_ids = raw.gpu_ids;
   if (raw[Field::kGpuMemoryMb]) o.vram_gb = *raw[Field::kGpuMemoryMb] / 1000;
   o.place = raw.place;
-  // A link of 0 was never measured.
+  // 0 stands for a link that was never measured.
   if (const auto up = raw[Field::kUp]; up && *up > 0) o.up = BitRate::from_mbit_per_s(*up);
   if (const auto down = raw[Field::kDown]; down && *down > 0) o.down = BitRate::from_mbit_per_s(*down);
   o.reliability = raw[Field::kReliability2] ? raw[Field::kReliability2] : raw[Field::kReliability];
@@ -171,7 +171,7 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    // Some exceptions quote the text; position and kind suffice.
+    // The message names only position and kind, because some exceptions quote the text.
     const std::string_view what = e.what();
     problems_.add(fmt::format("byte {}", position), what.find("out_of_range") != std::string_view::npos
                                                         ? "a number out of range"
@@ -260,7 +260,7 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
   std::string error_text_;  // the service's words, if the reply is an error
   std::size_t depth_ = 0;
   std::size_t index_ = 0;                                // of the current offer
-  std::size_t problem_count_ = 0, problems_before_ = 0;  // of all offers; when the current offer began
+  std::size_t problem_count_ = 0, problems_before_ = 0;  // of all offers so far; before the current offer
   std::optional<std::size_t> offers_depth_;              // of the list of offers, while inside it
   bool has_list_ = false, is_refused_ = false, has_too_many_ = false;
 };

@@ -76,6 +76,11 @@ class Fleet : public testing::Test {
     }
   }
   void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
+  // Waits for a batch that is not the first one.
+  void wait_for_next_batch() {
+    set_learner_waiting(false);
+    set_learner_waiting(true);
+  }
   Names noted(const std::string& what) const {
     Names offers;
     for (const fleet::Note& note : notes)
@@ -111,7 +116,7 @@ TEST_F(Fleet, PlannedOffersAreRentedOnceAndKept) {
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
-  const auto measured = [&] { return core->machines().find("a")->measured.value(); };
+  const auto measured = [&] { return core->machines().find("a")->measured_rollouts_per_s.value(); };
   pass(seconds(10));
   heartbeat("a", 8, 10);
   EXPECT_GT(measured(), 0.85);
@@ -163,7 +168,7 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   });
   EXPECT_THAT(rented, ElementsAre("o0", "o1"));
   EXPECT_THAT(stop_requests, IsEmpty());
-  EXPECT_NEAR(core->machines().find("o0")->measured.value(), 0.05, 0.02);
+  EXPECT_NEAR(core->machines().find("o0")->measured_rollouts_per_s.value(), 0.05, 0.02);
 }
 
 // "3690 of 3692": six of the quickstart's machines do a little less than they promise.
@@ -292,12 +297,12 @@ TEST_F(Fleet, EachPhaseOfAStartHasItsLimit) {
   auto_start = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(100));
-  notify(fleet::Started{.ticket = tickets["a"], .instance = {"i1"}, .usd_per_hour = {}, .pulls = true});
+  notify(fleet::Started{.ticket = tickets["a"], .instance = {"i1"}, .usd_per_hour = {}, .running_follows = true});
   EXPECT_EQ(core->numbers().pulling, 1u);
   pass(seconds(22));
   EXPECT_THAT(noted("lost"), ElementsAre("b"));  // no answer
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
-  notify(fleet::Started{.ticket = tickets["c"], .instance = {"i3"}, .usd_per_hour = {}, .pulls = true});
+  notify(fleet::Started{.ticket = tickets["c"], .instance = {"i3"}, .usd_per_hour = {}, .running_follows = true});
   pass(seconds(200));
   notify(fleet::Running{tickets["a"]});
   pass(seconds(42));
@@ -511,6 +516,59 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
   EXPECT_LE(core->numbers().working, 12u);
 }
 
+// Until the first batch the machines boot and receive the first policy, and the learner has to wait.
+TEST_F(Fleet, NothingIsAddedBeforeTheFirstBatch) {
+  rules.fleet.usd_per_hour_max = 1;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  set_learner_waiting(true);
+  const auto generate_slowly = [&](int) {
+    heartbeat("a", 12, 1);
+    heartbeat("b", 12, 1);
+  };
+  pass(minutes(10), generate_slowly);
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  set_learner_waiting(false);
+  pass(seconds(10), generate_slowly);
+  EXPECT_THAT(rented, ElementsAre("a", "b")) << "the wait for the first batch does not count";
+  set_learner_waiting(true);
+  pass(seconds(35), generate_slowly);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+}
+
+// Workers whose work the run's lookahead limits measure a low rate. That is no shortfall if the learner does not wait.
+TEST_F(Fleet, ALossIsReplacedByAsMuchAsWasLost) {
+  std::vector<FleetOffer> offers;
+  for (char name = 'a'; name <= 'j'; ++name) offers.push_back(offer(std::string(1, name), 30, 0.1));
+  make(offers, {"a", "b", "c", "d"});
+  set_learner_waiting(false);
+  const auto generate_half = [&](int) {
+    for (const char* name : {"a", "b", "c", "d"}) heartbeat(name, 15, 1);
+  };
+  pass(minutes(5), generate_half);
+  EXPECT_LT(core->numbers().expected_rollouts_per_s, 65);
+  notify(fleet::Exited{tickets["d"], "gone"});
+  pass(minutes(5), generate_half);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d", "e"));
+}
+
+TEST_F(Fleet, AddedMachinesStayWithinThePlannedDollarsPerHour) {
+  rules.fleet.headroom = 0.5;  // $0.45 an hour
+  make({offer("a", 60, 0.15), offer("b", 60, 0.15), offer("c", 30, 0.1), offer("d", 30, 0.1)}, {"a", "b"});
+  const auto generate_slowly = [&](int) {
+    heartbeat("a", 12, 1);
+    heartbeat("b", 12, 1);
+    heartbeat("c", 12, 1);
+  };
+  wait_for_next_batch();
+  pass(minutes(10), generate_slowly);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_TRUE(core->numbers().exhausted);
+  notify(fleet::Exited{tickets["a"], "gone"});  // a lost machine is replaced at any price
+  notify(fleet::OffersRefreshed{{offer("e", 60, 0.4)}});
+  pass(seconds(3), generate_slowly);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "e"));
+}
+
 TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
   rules.fleet.replace_lost = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
@@ -625,7 +683,7 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   // 110 of 440 are missing, but the fleet rents nothing before the learner waits.
   pass(minutes(5));
   EXPECT_EQ(rented.size(), 2u);
-  set_learner_waiting(true);
+  wait_for_next_batch();
   pass(seconds(35));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are rented or on their way, 440 are wanted"));
@@ -689,10 +747,11 @@ TEST_F(Fleet, ASlowLearnerReleasesTheDearestAfterFiveMinutes) {
 }
 
 TEST_F(Fleet, ASlowerHostThanPromisedIsCompensatedAndDemoted) {
+  rules.fleet.usd_per_hour_max = 10;
   make({offer("liar", 60, 0.1, "h1"), offer("b", 60, 0.2), offer("c", 60, 0.3), offer("liar2", 90, 0.1, "h1")},
        {"liar", "b"});
   pass(seconds(1));
-  set_learner_waiting(true);
+  wait_for_next_batch();
   pass(seconds(40), [&](int) {
     heartbeat("liar", 12, 1);
     heartbeat("b", 60, 1);
@@ -759,7 +818,7 @@ TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   pass(minutes(5));
-  set_learner_waiting(true);
+  wait_for_next_batch();
   pass(minutes(5));
   EXPECT_THAT(rented, ElementsAre("a", "b", "d"));
   notify(fleet::PriceChanged{tickets["a"], 0.2});
@@ -868,13 +927,14 @@ TEST_F(Fleet, TwoOffersOfOneMachineAreNeverRentedTogether) {
 
 TEST_F(Fleet, GpusOfOneMachineAreRentedOnceAndAHostNotTooOften) {
   rules.fleet.per_host_max = 2;
+  rules.fleet.usd_per_hour_max = 10;
   std::vector<FleetOffer> offers{offer("a", 50, 0.1, "h"), offer("a0", 50, 0.1, "h"), offer("a1", 50, 0.1, "h"),
                                  offer("a2", 50, 0.1, "h"), offer("z", 50, 0.9, "k")};
   offers[1].gpus = 1, offers[2].gpus = 2, offers[3].gpus = 4;
   for (int i = 0; i < 4; ++i) offers[static_cast<std::size_t>(i)].owner = "somebody";
   make(offers, {"a0"});
   pass(seconds(1));
-  set_learner_waiting(true);
+  wait_for_next_batch();
   pass(minutes(5));
   EXPECT_THAT(rented, ElementsAre("a0", "a1", "z"));  // a has a0's GPU, a2 would be the third
 }

@@ -152,9 +152,10 @@ TEST_F(LargeFleet, DISABLED_TimesOfStartAndEnd) {
       const TimePoint begin = slow_clock.now();
       auto fleet = FleetDriver::start(std::move(o));
       ASSERT_TRUE(fleet) << fleet.error().message();
+      // A fleet is up with 95 % of its target: a smaller shortfall after failed starts is not filled.
       const auto are_rented = [&] {
         const FleetStatus n = (*fleet)->summary().numbers;
-        return n.queued == 0 && n.joining == static_cast<std::size_t>(machines);
+        return n.queued == 0 && static_cast<double>(n.joining) >= (1 - rules::kDeadband) * machines;
       };
       while (!are_rented()) std::this_thread::sleep_for(milliseconds(5));
       const TimePoint rented = slow_clock.now();
