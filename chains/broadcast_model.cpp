@@ -62,8 +62,8 @@ class PayloadPath {
   double delay_sum_s_ = 0;       // over the hops so far
 };
 
-// `limits`: the most that each receiver takes. Returns their shares of `total`, in the same order. The shares are
-// max-min fair: all receivers get the same, except that one that takes less leaves the difference to the others.
+// Divides `total` max-min fairly between receivers that take at most `limits`: all get the same, except that a receiver
+// with a lower limit leaves the difference to the others. Returns the shares in the order of `limits`.
 std::vector<double> fair_shares(double total, const std::vector<double>& limits) {
   std::vector<std::size_t> order(limits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;

@@ -36,10 +36,11 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
 // The number of chunks of a payload: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
 
-// Returns the chunk size c, a power of two, with which a payload F arrives soonest over a topology of depth h and s
-// stripes, at a receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the time
-// of the first chunk from hop to hop. o and t are the bytes that a chunk adds (its proof) and a node's time per chunk
-// (overlay/FORMAT.md, docs/overlay.md). `bound`: lower_bound(), which gives r.
+// Returns the chunk size c, a power of two, with which a payload of F bytes arrives soonest over a topology of depth h
+// and s stripes, at a receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the
+// time of the first chunk from hop to hop. o is kBytesPerChunk, the bytes that a chunk adds (its proof); t is
+// kSecondsPerChunk, a node's time per chunk (overlay/FORMAT.md, docs/overlay.md). `bound`: of lower_bound(); r = F /
+// bound.
 inline constexpr double kBytesPerChunk = 300, kSecondsPerChunk = 15e-6;
 inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound);

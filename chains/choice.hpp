@@ -22,8 +22,9 @@ struct Candidate {
   Duration predicted{};  // time until the quorum holds the payload
 };
 
+// The chosen topology, with the model's predictions for it.
 struct Choice {
-  Topology topology;  // of the chosen policy
+  Topology topology;
   BroadcastTimes times;
   Bytes chunk;  // used for the prediction
   Duration predicted{};

@@ -18,7 +18,7 @@ namespace {
 // integer.
 constexpr double kRounding = 1e-9;
 // Trees with relays (relays.hpp) are chosen if they reach this fraction of the rate of trees that ignore regions. It is
-// below 1 because edges of relay trees are shorter, and because other traffic may use the links between regions.
+// below 1 because relay trees have shorter edges and leave the links between regions to other traffic.
 constexpr double kRelayRateMin = 0.98;
 
 Status check_request(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
@@ -72,16 +72,17 @@ Status check_regions(const Regions& regions, std::span<const ChainWorker> worker
   return ok();
 }
 
-// The placement order. Its sort keys: may forward, may be a chain's first worker (seed), score (highest first), id.
+// The placement order: workers that may forward come first; of these, workers that may be a chain's first worker
+// (seed); then the highest score; then the least id.
 bool is_before(const ChainWorker& a, const ChainWorker& b) {
   return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
          std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
 }
 
-// Deals the workers over m chains in turn, so the first m become seeds and the last m tails.
-std::vector<std::vector<WorkerId>> deal_into_chains(std::span<const ChainWorker> order, std::size_t m) {
-  std::vector<std::vector<WorkerId>> chains(std::min(m, order.size()));
-  for (std::size_t i = 0; i < order.size(); ++i) chains[i % chains.size()].push_back(order[i].id);
+// Deals the workers over the chains in turn, so the first chain_count workers become seeds and the last ones tails.
+std::vector<std::vector<WorkerId>> deal_into_chains(std::span<const ChainWorker> workers, std::size_t chain_count) {
+  std::vector<std::vector<WorkerId>> chains(std::min(chain_count, workers.size()));
+  for (std::size_t i = 0; i < workers.size(); ++i) chains[i % chains.size()].push_back(workers[i].id);
   return chains;
 }
 
@@ -136,10 +137,11 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
                              TopologyPolicy policy, double quorum, const Regions& regions) {
   ECHO_TRY(check_request(learner_up, chain_rate, workers, policy));
   ECHO_TRY(check_regions(regions, workers));
-  std::vector<ChainWorker> order(workers.begin(), workers.end());
-  std::sort(order.begin(), order.end(), is_before);
-  const auto first_leaf = std::find_if(order.begin(), order.end(), [](const auto& w) { return !w.may_forward; });
-  const auto leaf_count = static_cast<std::size_t>(order.end() - first_leaf);
+  std::vector<ChainWorker> ordered_workers(workers.begin(), workers.end());
+  std::sort(ordered_workers.begin(), ordered_workers.end(), is_before);
+  const auto first_leaf =
+      std::find_if(ordered_workers.begin(), ordered_workers.end(), [](const auto& w) { return !w.may_forward; });
+  const auto leaf_count = static_cast<std::size_t>(ordered_workers.end() - first_leaf);
 
   Topology topology;
   topology.policy = policy;
@@ -151,59 +153,58 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       break;
     }
     case TopologyPolicy::kBestChains:
-      topology.chains_wanted = order.empty() ? 1 : best_chain_count(learner_up, order);
+      topology.chains_wanted = ordered_workers.empty() ? 1 : best_chain_count(learner_up, ordered_workers);
       break;
     case TopologyPolicy::kStar:
-      topology.chains_wanted = std::max<std::size_t>(1, order.size());
+      topology.chains_wanted = std::max<std::size_t>(1, ordered_workers.size());
       break;
     case TopologyPolicy::kStripes:
     case TopologyPolicy::kTrees:
     case TopologyPolicy::kAuto:
       break;
   }
-  for (auto it = order.begin(); it != order.end(); ++it)
+  for (auto it = ordered_workers.begin(); it != ordered_workers.end(); ++it)
     if (!it->may_forward) topology.leaves_only.push_back(it->id);
   std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
-  if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !order.empty()) {
+  if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !ordered_workers.empty()) {
     if (policy == TopologyPolicy::kStripes) {
-      build_stripes(plan_stripes(learner_up, order), order, topology);
+      build_stripes(plan_stripes(learner_up, ordered_workers), ordered_workers, topology);
     } else {
-      TreePlan plan = plan_trees(learner_up, order, quorum);
-      build_trees(plan, learner_up, order, topology);
+      TreePlan plan = plan_trees(learner_up, ordered_workers, quorum);
+      build_trees(plan, learner_up, ordered_workers, topology);
       std::vector<bool> is_late = std::move(plan.is_late);
-      if (spans_regions(order, regions)) {  // relay trees replace these if they are about as fast
-        RelayTrees relays = plan_relays(learner_up, order, quorum, regions);
+      if (spans_regions(ordered_workers, regions)) {  // relay trees replace these if they are about as fast
+        RelayTrees relays = plan_relays(learner_up, ordered_workers, quorum, regions);
         if (relays.rate.bits_per_s >=
-            kRelayRateMin * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
+            kRelayRateMin * steady_rate(topology, learner_up, ordered_workers, quorum, regions).bits_per_s) {
           topology.chains = std::move(relays.topology.chains);  // the first stripe
           topology.further_stripes = std::move(relays.topology.further_stripes);
-          // For each chain that a worker feeds instead of the learner: that worker.
           topology.grafts = std::move(relays.topology.grafts);
           is_late = std::move(relays.plan.is_late);
         }
       }
       // Late workers (trees.hpp) do not forward, so that they delay no others.
-      for (std::size_t i = 0; i < order.size(); ++i)
-        if (is_late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
+      for (std::size_t i = 0; i < ordered_workers.size(); ++i)
+        if (is_late[i] && ordered_workers[i].may_forward) topology.leaves_only.push_back(ordered_workers[i].id);
       std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
     }
     topology.chains_wanted = topology.chains.size();
     check_valid(topology);
     return topology;
   }
-  // A chain holds at most one leaf, at its tail. Leaves come last in `order`, so with a chain per leaf,
+  // A chain holds at most one leaf, at its tail. Leaves come last in `ordered_workers`, so with a chain per leaf,
   // deal_into_chains() makes each of them a tail.
-  const std::size_t m = std::max(topology.chains_wanted, leaf_count);
-  if (policy == TopologyPolicy::kBestChains && order.size() > m) {
-    // Moves the m slowest uplinks to the end, where they become tails, which send nothing. The others return to the
-    // placement order.
-    std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
+  const std::size_t chain_count = std::max(topology.chains_wanted, leaf_count);
+  if (policy == TopologyPolicy::kBestChains && ordered_workers.size() > chain_count) {
+    // Moves the chain_count slowest uplinks to the end, where they become tails, which send nothing. The others return
+    // to the placement order.
+    std::sort(ordered_workers.begin(), ordered_workers.end(), [](const ChainWorker& a, const ChainWorker& b) {
       if (a.forwarding_up() != b.forwarding_up()) return a.forwarding_up() > b.forwarding_up();
       return std::tuple(-a.score, a.id) < std::tuple(-b.score, b.id);
     });
-    std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), is_before);
+    std::sort(ordered_workers.begin(), ordered_workers.end() - static_cast<std::ptrdiff_t>(chain_count), is_before);
   }
-  if (!order.empty()) topology.chains = deal_into_chains(order, m);
+  if (!ordered_workers.empty()) topology.chains = deal_into_chains(ordered_workers, chain_count);
   check_valid(topology);
   return topology;
 }

@@ -9,13 +9,13 @@ namespace echoline::chains {
 
 inline constexpr std::size_t kChainWorkersMax = 16384;
 
-// Plans chains over all `workers`. `learner_up` is the learner's uplink B; `chain_rate` is b, the rate of one chain
-// (echo2 only). Workers that may not forward are placed at tails (ends of chains); chains are added if there are more
-// such workers than chains. `quorum`: trees are planned for the time until this fraction of the workers holds a
-// payload, and workers too slow for it delay no other (trees.hpp). Trees over several regions use relays (relays.hpp);
-// other policies ignore regions. Results pass validate() (fleet_graph.hpp). Without workers there are no chains.
-// kInvalid, naming the worker: id 0 or twice, a rate that is not positive, a score that is not finite, a region that is
-// unknown or unreachable, more than kChainWorkersMax workers.
+// Plans chains over all `workers`. `learner_up` is the learner's uplink B; `chain_rate` is b, the rate of one chain,
+// which only the policy echo2 uses. Workers that may not forward are placed at tails (ends of chains); chains are added
+// if there are more such workers than chains. `quorum`: trees are planned for the time until this fraction of the
+// workers holds a payload, and workers too slow for it delay no other (trees.hpp). Trees over several regions use
+// relays (relays.hpp); other policies ignore regions. Results pass validate() (fleet_graph.hpp). Without workers there
+// are no chains. kInvalid, naming the worker: id 0 or twice, a rate that is not positive, a score that is not finite, a
+// region that is unknown or unreachable, more than kChainWorkersMax workers.
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                              TopologyPolicy policy, double quorum = 1, const Regions& regions = {});
 
@@ -28,10 +28,10 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
 // nothing. Not for trees (checked), which repair_trees() repairs (trees.hpp).
 Topology remove_worker(const Topology& topology, WorkerId dead);
 
-// Adds a joiner: as a new chain while there are fewer than chains_wanted (always under star), otherwise at the tail of
-// the shortest chain whose tail may forward. If no tail may, a forwarding joiner is inserted before the shortest
-// chain's tail, and any other starts a chain. The joiner must not be in the topology yet, and the topology must not be
-// trees (both checked).
+// Adds a joiner: as a new chain while there are fewer than chains_wanted (always under star), otherwise at the end of
+// the shortest chain whose tail may forward. If no tail may, a joiner that may forward is inserted before the shortest
+// chain's tail, and any other joiner starts a chain. The joiner must not be in the topology yet, and the topology must
+// not be trees (both checked).
 Topology add_worker(const Topology& topology, const ChainWorker& joiner);
 
 }  // namespace echoline::chains

@@ -41,14 +41,15 @@ std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std:
 BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> region_up,
                            std::span<const BitRate> region_down);
 
-// Uplink that regions with a surplus lend to regions with a deficit, over the free capacity of the links, as the
-// maximum flow. A region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
+// Uplink that regions with a surplus lend to regions with a deficit: workers of one region send to those of another. A
+// region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
 struct Lending {
   double bits_per_s_total = 0;
   std::vector<std::vector<double>> bits_per_s_by_link;  // [from][to]
 };
-// All in bit/s. `spare`: surplus by region; negative: deficit. `forwardable`: by region, the uplink that it may lend if
-// it borrows as much. `link_load`: used capacity of each link, [from][to].
+// Returns the largest lending, a maximum flow over the free capacity of the links. All in bit/s. `spare`: surplus by
+// region; negative: deficit. `forwardable`: by region, the uplink that it may lend if it borrows as much. `link_load`:
+// used capacity of each link, [from][to].
 Lending plan_lending(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
                      const std::vector<std::vector<double>>& link_load);
 

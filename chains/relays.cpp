@@ -22,7 +22,7 @@ constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the ti
 constexpr double kMeanTimeWeight = 0.05;  // of the mean time of all workers, added to the time until the quorum is met
 constexpr int kBisections = 20;           // halvings of an interval of rates
 constexpr double kRiseFactor = 1.01;      // regions count as limited if not all rates can rise by this factor
-constexpr double kFasterTolerance = 0.999;   // a relay slower by less than this factor is as fast as the next one
+constexpr double kFasterTolerance = 0.999;   // a relay that is slower only by this factor can still feed another one
 constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edges than this, the delay decides
 // If no trees reach the planned rates, all rates are lowered in steps of kRateStep, down to kRelayRateFractionMin.
 constexpr double kRateStep = 0.02;
@@ -320,6 +320,7 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
       learner_share = std::clamp(learner_share, 0.0, std::max(0.0, uplink_left));
       outside_rate = std::max(0.0, outside_rate - (learner_up.bits_per_s - learner_share));
     }
+    // Planned as if the learner sent one copy at least, because each stripe needs a first worker.
     Topology region_trees;
     region_trees.policy = TopologyPolicy::kTrees;
     build_trees_at_rate(rate, stripes, {std::max(rate.bits_per_s, learner_share)}, members, {outside_rate},

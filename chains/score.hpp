@@ -43,7 +43,8 @@ class RoleLadder {
   RoleLadder() = default;
   RoleLadder(Role role, TimePoint now) : role_(role), paused_until_(now + kPause) {}
   Role role() const { return role_; }
-  // All three return whether the role changed. retry_if_rested() ends the pause of a rollout-only peer once it is over.
+  // All three return whether the role changed. retry_if_rested() makes a rollout-only peer a tail once its pause is
+  // over.
   bool demote(TimePoint now);
   bool record_delivery();
   bool retry_if_rested(TimePoint now);

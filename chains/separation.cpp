@@ -38,9 +38,11 @@ struct Stripe {
   }
 };
 
-bool must_be_apart(const Pairs& apart, WorkerId a, WorkerId b) { return apart.contains(std::minmax(a, b)); }
+bool is_forbidden(const Pairs& forbidden_pairs, WorkerId a, WorkerId b) {
+  return forbidden_pairs.contains(std::minmax(a, b));
+}
 
-// Exchanges the places of two workers in a stripe.
+// Exchanges the places of two workers in stripe `s`.
 void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   const auto swapped = [&](WorkerId id) { return id == a ? b : id == b ? a : id; };
   for (auto& chain : topology.stripe(s))
@@ -52,15 +54,15 @@ void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   topology.grafts[s] = std::move(grafts);
 }
 
-// Whether `id`, after an exchange with `replaced`, has no neighbour that it must be kept apart from.
-bool may_replace(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId replaced) {
+// Whether `id`, after an exchange of places with `replaced`, has no neighbour with which it is a forbidden pair.
+bool may_replace(const Stripe& stripe, const Pairs& forbidden_pairs, WorkerId id, WorkerId replaced) {
   // If the two workers are neighbours, `replaced` will be where `id` is now.
   const auto after_exchange = [&](WorkerId neighbour) { return neighbour == id ? replaced : neighbour; };
-  if (must_be_apart(apart, id, after_exchange(stripe.parent.at(replaced)))) return false;
+  if (is_forbidden(forbidden_pairs, id, after_exchange(stripe.parent.at(replaced)))) return false;
   const auto children = stripe.children.find(replaced);
   return children == stripe.children.end() ||
          std::none_of(children->second.begin(), children->second.end(),
-                      [&](WorkerId child) { return must_be_apart(apart, id, after_exchange(child)); });
+                      [&](WorkerId child) { return is_forbidden(forbidden_pairs, id, after_exchange(child)); });
 }
 
 // Attaches the worker to the learner, without children. Its children move to `parent`, its former parent.
@@ -82,13 +84,13 @@ void attach_to_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId 
 }
 
 // Separates the pairs of one stripe. Returns the number of moves.
-std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
+std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& forbidden_pairs) {
   const auto may_forward = [&](WorkerId id) {
     return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
   };
   std::size_t moves = 0;
   Stripe stripe(topology, s);
-  for (const auto& [a, b] : apart) {
+  for (const auto& [a, b] : forbidden_pairs) {
     WorkerId child = a, parent = b;
     if (!stripe.parent.contains(a) || !stripe.parent.contains(b)) continue;
     if (stripe.parent.at(child) != parent) std::swap(child, parent);
@@ -103,7 +105,8 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apar
       const std::size_t other_count = stripe.child_count(id);
       // A worker that may not forward cannot take a place with children.
       if ((other_count > 0 && !may_forward(child)) || (child_count > 0 && !may_forward(id))) continue;
-      if (!may_replace(stripe, apart, child, id) || !may_replace(stripe, apart, id, child)) continue;
+      if (!may_replace(stripe, forbidden_pairs, child, id) || !may_replace(stripe, forbidden_pairs, id, child))
+        continue;
       const std::size_t difference = std::max(other_count, child_count) - std::min(other_count, child_count);
       const std::tuple candidate{difference, depth, id};
       if (!best || candidate < *best) best = candidate;
@@ -120,14 +123,14 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apar
 
 }  // namespace
 
-Topology separate_pairs(Topology topology, const Pairs& apart) {
-  if (apart.empty()) return topology;
-  // A child that moved to another parent may have to be kept apart from that parent too, so repeat. The bound is for
-  // moves that undo each other; pairs may then remain.
-  const std::size_t rounds_max = 1 + apart.size();
+Topology separate_pairs(Topology topology, const Pairs& forbidden_pairs) {
+  if (forbidden_pairs.empty()) return topology;
+  // A child that has moved to another parent may be a forbidden pair with that parent too, so all stripes are checked
+  // again. The bound is for moves that undo each other; some forbidden pairs may then remain.
+  const std::size_t rounds_max = 1 + forbidden_pairs.size();
   for (std::size_t round = 0; round < rounds_max; ++round) {
     std::size_t moves = 0;
-    for (std::size_t s = 0; s < topology.stripes(); ++s) moves += separate_stripe(topology, s, apart);
+    for (std::size_t s = 0; s < topology.stripes(); ++s) moves += separate_stripe(topology, s, forbidden_pairs);
     if (moves == 0) break;
   }
   return topology;

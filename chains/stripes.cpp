@@ -16,8 +16,8 @@ constexpr int kBisections = 60;                // halvings of an interval of rat
 constexpr double kStripeRateTolerance = 1.03;  // fewer stripes are preferred up to this factor below the best rate
 constexpr double kRounding = 1 + 1e-9;         // a ratio that misses an integer by this factor counts as that integer
 
-// Whether all workers can have a parent in each stripe. `child_capacity`: for each worker, then for the learner, the
-// number of children that its uplink can feed, summed over stripes.
+// Whether all workers can have a parent in each stripe. `child_capacity`: for each worker, and last for the learner,
+// the number of children that its uplink can feed, summed over stripes.
 bool all_have_parents(std::size_t stripes, std::span<const std::size_t> child_capacity) {
   const std::size_t n = child_capacity.size() - 1, learner_children_max = child_capacity.back();
   const std::size_t worker_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
@@ -26,7 +26,7 @@ bool all_have_parents(std::size_t stripes, std::span<const std::size_t> child_ca
   return learner_children_max >= stripes && chains <= learner_children_max;
 }
 
-// The number of children of each worker. `child_capacity`: as for all_have_parents().
+// Plans the number of children of each worker. `child_capacity`: as for all_have_parents().
 std::vector<std::size_t> child_counts_of(std::size_t stripes, std::span<const std::size_t> child_capacity,
                                          std::span<const ChainWorker> workers) {
   const std::size_t n = workers.size(), learner_children_max = child_capacity.back();
@@ -72,7 +72,7 @@ std::vector<std::size_t> child_capacities(BitRate rate, std::size_t stripes, Bit
 
 BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                   const StripeLimits& limits) {
-  // Bisects between a rate at which all workers can be fed and one at which they cannot.
+  // Bisects between a rate at which all workers can be fed (`low`) and one at which they cannot (`high`).
   double low = 0, high = learner_up.bits_per_s, sum_up = learner_up.bits_per_s;
   for (const ChainWorker& w : workers) {
     high = std::min(high, w.down.bits_per_s);
@@ -136,23 +136,23 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
       next_stripe = (next_stripe + 1) % stripes;
     }
   topology.further_stripes.resize(stripes - 1);
-  for (std::size_t j = 0; j < stripes; ++j) {
+  for (std::size_t s = 0; s < stripes; ++s) {
     std::vector<std::size_t> forwarders, tails;
-    for (std::size_t i = 0; i < workers.size(); ++i) (is_tail[j][i] ? tails : forwarders).push_back(i);
-    if (tails.empty()) {  // not in plans of plan_stripes()
+    for (std::size_t i = 0; i < workers.size(); ++i) (is_tail[s][i] ? tails : forwarders).push_back(i);
+    if (tails.empty()) {  // never with plans of plan_stripes(), in which each stripe has a tail
       tails.push_back(forwarders.back());
       forwarders.pop_back();
     }
     // Rotates the order, so that each worker is near the learner in some stripe.
     if (!forwarders.empty())
       std::rotate(forwarders.begin(),
-                  forwarders.begin() + static_cast<std::ptrdiff_t>(j * forwarders.size() / stripes % forwarders.size()),
+                  forwarders.begin() + static_cast<std::ptrdiff_t>(s * forwarders.size() / stripes % forwarders.size()),
                   forwarders.end());
     Chains chains(tails.size());
     for (std::size_t i = 0; i < forwarders.size(); ++i) chains[i % chains.size()].push_back(workers[forwarders[i]].id);
     // Each chain gets one tail. The last chains are the shortest; the first tails in placement order go to them.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
-    topology.stripe(j) = std::move(chains);
+    topology.stripe(s) = std::move(chains);
   }
 }
 

@@ -19,11 +19,11 @@ namespace {
 
 // Stands for no parent, for no relay, or for the depth of a worker that the learner does not reach.
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
-// A parent keeps its children as long as its uplink gives each child this fraction of the best rate. On the same
-// condition it takes another child if no other parent is left.
+// A parent keeps its children as long as its uplink gives each child this fraction of the best rate. If no other parent
+// is left, it also takes another child on this condition.
 constexpr double kRateFractionMin = 0.9;
 constexpr double kRounding = 1 + 1e-9;   // a ratio that misses an integer by this factor counts as that integer
-constexpr double kLateTolerance = 1.03;  // workers are made late only if the time falls by more than this factor
+constexpr double kLateTolerance = 1.03;  // times within this factor count as equal, so fewer workers are made late
 
 std::vector<ChainWorker> workers_in_time(std::span<const ChainWorker> workers, const std::vector<bool>& is_late) {
   std::vector<ChainWorker> in_time;
@@ -99,8 +99,8 @@ class TreeRepair {
     for (std::vector<std::size_t>& parents : parents_) attach_late(parents);
   }
 
-  // Returns the rate that every worker in time reaches. The children in time share the uplink that late children leave
-  // over. Each gets at least an even share among all children.
+  // Returns the rate that every worker in time reaches. A parent's children in time share the uplink that its late
+  // children leave over, and each gets at least an even share among all children.
   BitRate in_time_rate() const {
     double rate = up_[learner_];
     std::vector<double> late_load(up_.size(), 0), child_counts(up_.size(), 0), in_time_counts(up_.size(), 0);
@@ -128,14 +128,14 @@ class TreeRepair {
   void write_chains(Topology& topology) const {
     topology.further_stripes.resize(parents_.size() - 1);
     topology.grafts.assign(parents_.size(), {});
-    for (std::size_t j = 0; j < parents_.size(); ++j) {
-      const auto children = children_of(parents_[j]);
-      Chains& chains = topology.stripe(j);
+    for (std::size_t s = 0; s < parents_.size(); ++s) {
+      const auto children = children_of(parents_[s]);
+      Chains& chains = topology.stripe(s);
       chains.clear();
       std::deque<std::size_t> chain_heads(children[learner_].begin(), children[learner_].end());
       for (; !chain_heads.empty(); chain_heads.pop_front()) {
-        const std::size_t head = chain_heads.front(), parent = parents_[j][head];
-        if (parent != learner_) topology.grafts[j][workers_[head].id] = workers_[parent].id;
+        const std::size_t head = chain_heads.front(), parent = parents_[s][head];
+        if (parent != learner_) topology.grafts[s][workers_[head].id] = workers_[parent].id;
         std::vector<WorkerId>& chain = chains.emplace_back();
         for (std::size_t node = head;; node = children[node].front()) {
           chain.push_back(workers_[node].id);
@@ -158,8 +158,8 @@ class TreeRepair {
     return !regions_.several() ? 0 : i == learner_ ? regions_.learner : workers_[i].region;
   }
 
-  // Whether a parent may have one more child: its uplink carries the child while all receive at this fraction of the
-  // best rate, and it has few enough children. The learner may have any number of children.
+  // Whether the parent may have this child too: its uplink suffices for all its children at this fraction of the best
+  // rate, and it has few enough children. The learner may have any number of children.
   bool uplink_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
     const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax);
     return (uplink_load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
@@ -185,14 +185,14 @@ class TreeRepair {
       if (workers_[i].id != reattached) index_by_id[workers_[i].id] = i;
     const auto old_parents = topology.parents();
     for (const bool late_workers_turn : {false, true})
-      for (std::size_t j = 0; j < parents_.size(); ++j)
+      for (std::size_t s = 0; s < parents_.size(); ++s)
         for (const auto& [id, parents] : old_parents) {
-          const auto child = index_by_id.find(id), parent = index_by_id.find(parents[j]);
+          const auto child = index_by_id.find(id), parent = index_by_id.find(parents[s]);
           if (child == index_by_id.end() || parent == index_by_id.end() || is_late_[child->second] != late_workers_turn)
             continue;
           if (uplink_has_room(parent->second, child->second, kRateFractionMin) &&
               link_has_room(parent->second, child->second, kRateFractionMin))
-            set_parent(parents_[j], child->second, parent->second);
+            set_parent(parents_[s], child->second, parent->second);
         }
   }
 
@@ -202,15 +202,18 @@ class TreeRepair {
     std::vector<std::size_t>& parents = parents_[stripe];
     const RelayPaths* paths = relay_paths_.empty() ? nullptr : &relay_paths_[stripe % relay_paths_.size()];
     auto children = children_of(parents);
-    std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNone);
+    std::vector<std::size_t> orphans,
+        depth(workers_.size() + 1, kNone);  // kNone: the learner does not reach the worker
     for (std::size_t i = 0; i < parents.size(); ++i)
       if (parents[i] == kNone && !is_late_[i]) orphans.push_back(i);
+    // The orphans with most spare uplink come first, because they can become parents of the others.
     const auto spare_uplink = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare_uplink(a) > spare_uplink(b); });
 
     using ByDepth = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents: depth, index
     std::vector<ByDepth> candidates(region_count_);                 // by region
-    // With one region, a second set for kRateFractionMin, because nearest_parent() erases full parents.
+    // With one region, there is a second set for kRateFractionMin: from the first set, nearest_parent() erases parents
+    // that are full at the best rate, although they may take a child at the lower rate.
     ByDepth candidates_at_min_rate;
     const auto subtree_of = [&](std::size_t top) {  // `top` and its descendants
       std::vector<std::size_t> nodes{top};
@@ -226,7 +229,8 @@ class TreeRepair {
         if (region_count_ == 1) candidates_at_min_rate.emplace(depth[i], i);
       }
     };
-    // Erases parents without capacity, because uplinks only fill in this function.
+    // Returns the possible parent nearest the learner with room for the child; kNone if there is none. Erases parents
+    // without room from the set, because this function only ever adds children.
     const auto nearest_parent = [&](ByDepth& parents_by_depth, std::size_t child, double rate_fraction,
                                     bool learner_too) {
       for (auto it = parents_by_depth.begin(); it != parents_by_depth.end();) {
@@ -267,11 +271,11 @@ class TreeRepair {
     const auto attach = [&](std::size_t orphan) {
       std::size_t parent = kNone;
       for (const auto& [region, learner_too] : regions_to_search(orphan))
-        if (parent == kNone) parent = nearest_parent(candidates[region], orphan, 1, learner_too);
+        if (parent == kNone) parent = nearest_parent(candidates[region], orphan, /*rate_fraction=*/1, learner_too);
       // With one region, falls back to the nearest parent at a lower rate. With several, falls back to the least
       // overloaded parent, because an overloaded link delays all workers behind it.
       if (parent == kNone && region_count_ == 1)
-        parent = nearest_parent(candidates_at_min_rate, orphan, kRateFractionMin, true);
+        parent = nearest_parent(candidates_at_min_rate, orphan, kRateFractionMin, /*learner_too=*/true);
       if (parent == kNone) parent = least_overloaded_parent(orphan, depth, children);
       set_parent(parents, orphan, parent);
       children[parent].push_back(orphan);
@@ -282,7 +286,8 @@ class TreeRepair {
       if (depth[orphan] == kNone) attach(orphan);
   }
 
-  // The planned traffic between two regions up to this stripe, spread evenly over stripes.
+  // The traffic between two regions that is planned for the stripes up to and including this one: that of all relays,
+  // and of the rest a share that grows evenly with the stripes.
   double planned_share(std::size_t from, std::size_t to, std::size_t stripe) const {
     const double stripes_done = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
     return relay_link_load_[from][to] + (planned_link_load_[from][to] - relay_link_load_[from][to]) * stripes_done;
@@ -303,7 +308,8 @@ class TreeRepair {
     }
     for (const std::uint32_t region : paths.order) {
       if (relay[region] == kNone) continue;
-      // The learner's region needs no relay if other regions lend it uplink, so that the learner can serve them.
+      // The learner's region needs no relay if other regions lend it uplink, so that the learner can serve them. Less
+      // than half an edge counts as nothing.
       double lent = 0;
       for (std::size_t lender = 0; lender < region_count_ && region == region_of(learner_); ++lender)
         if (lender != region) lent += planned_link_load_[lender][region] - link_load_[lender][region];
@@ -311,7 +317,8 @@ class TreeRepair {
     }
   }
 
-  // The parent whose uplink, or link to the child's region, is used least in proportion to its capacity.
+  // The parent with the least relative load. That is the load of its uplink, or of its link to the child's region, in
+  // proportion to the capacity; the larger of the two counts.
   std::size_t least_overloaded_parent(std::size_t child, const std::vector<std::size_t>& depth,
                                       const std::vector<std::vector<std::size_t>>& children) const {
     const auto relative_load = [&](std::size_t i) {
@@ -345,7 +352,7 @@ class TreeRepair {
       const auto& candidates = by_spare[region];
       if (candidates.empty()) return false;
       const std::size_t parent = candidates.begin()->second;
-      return uplink_has_room(parent, child, 1) && link_has_room(parent, child, 1);
+      return uplink_has_room(parent, child, /*rate_fraction=*/1) && link_has_room(parent, child, /*rate_fraction=*/1);
     };
     for (const std::size_t child : unattached) {
       // Searches the child's own region, then the others.
@@ -356,12 +363,13 @@ class TreeRepair {
       if (by_spare[region].empty()) region = region_of(learner_);
       auto& candidates = by_spare[region];
       std::size_t parent = learner_;
+      // Whether a worker with this much spare uplink becomes the parent, not the learner.
       const auto prefers_worker = [&](double worker_spare) {
         return has_room(region, child) || home != region_of(learner_) || spare_uplink(learner_) <= worker_spare;
       };
       if (!candidates.empty() && prefers_worker(-candidates.begin()->first)) {
         parent = candidates.begin()->second;
-        candidates.erase(candidates.begin());
+        candidates.erase(candidates.begin());  // and added again below with less spare uplink
       }
       set_parent(parents, child, parent);
       if (parent != learner_ && ++child_counts[parent] < kTreeChildrenMax)
@@ -456,12 +464,12 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
   const std::size_t seed_count = stripes * n - std::min(planned_edges, stripes * (n - 1));
   topology.further_stripes.resize(stripes - 1);
   topology.grafts.assign(stripes, {});
-  for (std::size_t j = 0; j < stripes; ++j) {
+  for (std::size_t s = 0; s < stripes; ++s) {
     // Workers with most planned children left come first, so that the remaining stripes can use all of them.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return children_left[a] > children_left[b]; });
-    std::size_t learner_edges = seed_count / stripes + (j < seed_count % stripes),
+    std::size_t learner_edges = seed_count / stripes + (s < seed_count % stripes),
                 worker_edges_left = n - learner_edges;
     std::fill(child_counts.begin(), child_counts.end(), 0);
     for (const std::size_t i : order) {
@@ -469,7 +477,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
       children_left[i] -= child_counts[i];
       worker_edges_left -= child_counts[i];
     }
-    learner_edges += worker_edges_left;
+    learner_edges += worker_edges_left;  // the learner feeds workers for which no worker's edge is left
     // Placement order: workers with children first, then possible seeds, then by number of children, largest first.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -479,7 +487,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
     constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
     std::deque<std::size_t> free_edges(learner_edges, kLearner);  // edges without a child yet: the parent of each
     std::unordered_map<std::size_t, std::size_t> chain_of_tail;   // worker -> chain whose last worker it is
-    Chains& chains = topology.stripe(j);
+    Chains& chains = topology.stripe(s);
     for (const std::size_t i : order) {
       const std::size_t parent = free_edges.front();
       free_edges.pop_front();
@@ -492,7 +500,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
         chain_of_tail.erase(tail);
         continue;
       }
-      if (parent != kLearner) topology.grafts[j][workers[i].id] = workers[parent].id;
+      if (parent != kLearner) topology.grafts[s][workers[i].id] = workers[parent].id;
       chain_of_tail[i] = chains.size();
       chains.push_back({workers[i].id});
     }

@@ -18,11 +18,11 @@ namespace echoline::chains {
 // least is best. Times within 3 % of the least count as equal. Requires at least one worker; at least one is not late.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
-// A plan like plan_stripes(), for the workers in time.
 struct TreePlan {
   std::vector<bool> is_late;
   StripePlan stripes;  // of the workers in time, in order
 };
+// Selects the late workers and plans the stripes of the others, as plan_stripes() does.
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
 // Builds the chains of every stripe for workers in placement order, which is by fitness to forward (planner.cpp). The
@@ -37,7 +37,7 @@ void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, 
 struct RelayPlan;
 
 // Attaches the workers of these trees that have no parent yet, and the late workers. Edges between regions follow the
-// plan's routes and use the link capacity that it assigned first (relays.hpp).
+// plan's routes, and first use the link capacity that the plan assigns (relays.hpp).
 void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                     const Regions& regions, Topology& topology);
 

@@ -27,7 +27,7 @@ struct Dial {
   // The peer that must answer: kLearnerId or a worker. If another node answers, the dial fails.
   WorkerId expected;
 };
-// Sends `head`, then `tail`, after everything sent before on this connection. on_sent() reports progress.
+// Sends `head`, then `tail`, after the bytes of all earlier Sends on this connection. on_sent() reports progress.
 struct Send {
   ConnId conn;
   Slice head, tail;
@@ -79,7 +79,8 @@ struct DropSpool {
 
 // ---- the application of the learner ----
 
-struct Joined {  // follows WorkerAway if the worker comes back
+// A worker has joined, for the first time or again after WorkerAway.
+struct Joined {
   MemberInfo member;
 };
 struct WorkerAway {  // unreachable: its work is void, its place is kept for LearnerConfig::away_max
@@ -131,14 +132,14 @@ struct FoundSlowHop {
 // The learner has admitted this worker, for the first time or again.
 struct Welcomed {
   WorkerId self;
-  std::string welcome;
+  std::string welcome;  // the first message of the learner's application
 };
 // The next publication to install.
 struct Deliver {
   Publication publication;
-  // The payload lies in the spool of this publication: the driver opens it.
+  // If set, `publication` has no payload yet: the driver opens that of this spool. Absent: the payload is in memory.
   std::optional<PublicationId> spooled;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // of the payload
 };
 struct DeliverPart {  // only if MemberConfig::delivers_parts
   PublicationPart part;

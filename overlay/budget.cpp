@@ -9,7 +9,7 @@ namespace {
 struct Rule {
   const char* name;
   Allowance allowance;
-  double per_heartbeat = 0;  // in addition
+  double per_heartbeat = 0;  // messages allowed in addition at each heartbeat
 };
 
 // Indexed by Kind. Columns: name, {burst, per second}, additional messages per heartbeat.
@@ -39,14 +39,14 @@ MessageBudget::MessageBudget(Duration heartbeat) {
   }
 }
 
-MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now, std::size_t bytes) {
+MessageBudget::Verdict MessageBudget::count(Kind kind, TimePoint now, std::size_t bytes) {
   const double weight = 1 + static_cast<double>(bytes / kBytesPerMessage);
   if (buckets_[static_cast<std::size_t>(kind)].take(now, weight)) return Verdict::kAccept;
   ++dropped_total_;
   return dropped_.take(now, weight) ? Verdict::kDrop : Verdict::kTooMuch;
 }
 
-MessageBudget::Verdict MessageBudget::take_unfounded_accusation(TimePoint now) {
+MessageBudget::Verdict MessageBudget::count_unfounded_accusation(TimePoint now) {
   ++dropped_total_;
   for (int i = 0; i < kUnfoundedWeight; ++i)
     if (!dropped_.take(now)) return Verdict::kTooMuch;

@@ -42,15 +42,15 @@ class MessageBudget {
     kDrop,     // beyond the budget of its kind: the caller ignores the message
     kTooMuch,  // beyond the budget of dropped messages: the caller expels the sender
   };
-  // Counts a message of `bytes` bytes.
-  Verdict take(Kind kind, TimePoint now, std::size_t bytes = 0);
+  // Counts a message of `bytes` bytes, and decides what happens to it.
+  Verdict count(Kind kind, TimePoint now, std::size_t bytes = 0);
   static constexpr int kUnfoundedWeight = 12;
-  // Counts an accusation of a worker that never sent anything to the accuser: as kUnfoundedWeight dropped messages.
-  // Returns kDrop or kTooMuch.
-  Verdict take_unfounded_accusation(TimePoint now);
+  // Counts an accusation against a worker that never sent anything to the accuser: as kUnfoundedWeight dropped
+  // messages. Returns kDrop or kTooMuch.
+  Verdict count_unfounded_accusation(TimePoint now);
   // The budget of a message; absent for messages that neither a learner nor a parent accepts.
   static std::optional<Kind> kind_of(const ControlMessage& message);
-  // The limit as text: "renewals: at most 4 at once and 1 a minute"
+  // The limit as text, such as "renewals: at most 4 at once and 1 a minute".
   std::string describe(Kind kind) const;
   std::uint64_t dropped() const { return dropped_total_; }
 

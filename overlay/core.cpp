@@ -9,7 +9,7 @@
 namespace echoline::overlay {
 namespace {
 
-// For this long after a pause, the driver reads bytes that waited in the network.
+// For this long after a pause of reading, the driver reads bytes that waited in the network.
 constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);
 // A peer is silent after the mean and kDeviationFactor deviations of the gaps between its messages. Both are smoothed
 // with these weights, as in RFC 6298, which has the factor 4.
@@ -21,13 +21,13 @@ constexpr double kTimeoutIntervalsMin = 4, kTimeoutIntervalsMax = 12;  // of the
 void Core::on_received(std::size_t bytes, TimePoint now) {
   bytes_received_ += bytes;
   if (!down_pacer_.rate()) return;
-  // Bytes occupy the link after reading: reading resumes when the link would have carried them. Bytes read right after
-  // a pause arrived before its end, on any connection.
+  // Reading stops until a link of the limited rate would have carried these bytes. Bytes read right after such a pause
+  // have waited in the network, so they follow the earlier ones without a gap.
   const bool waited_during_pause = now - resumed_at_ <= kReadAfterPause;
   const TimePoint link_free_at = down_pacer_.occupy({bytes}, now, waited_during_pause);
   if (is_reading_ && link_free_at > now) {
     is_reading_ = false;
-    actions_.push_back(act::SetReading{.conn = {} /* all connections */, .on = false});
+    actions_.push_back(act::SetReading{.conn = {}, .on = false});  // all connections
   }
 }
 

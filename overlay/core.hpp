@@ -26,26 +26,27 @@ struct PeerInfo {
   trust::PeerIdentity identity;
 };
 
-// Named points in the cores at which a test forces a rare but legal course of events. Production code has no such
+// Lets a test force a rare but legal course of events at named points (sites) of the cores. Production code has no such
 // object.
 class FaultPoints {
  public:
   virtual ~FaultPoints() = default;
+  // Whether the core takes the rare course at this site now.
   virtual bool fire(std::string_view site) = 0;
 };
 
 struct CoreOptions {
   LinkLimits limits;
-  double wire_overhead = 0;  // fraction that network headers add to every byte; counts towards the limits
-  double unix_origin_s = 0;  // the wall clock at TimePoint zero [s since 1970], for certificates and expiry
-  FaultPoints* faults = nullptr;
+  double wire_overhead = 0;       // fraction that network headers add to every byte; counts towards the limits
+  double unix_origin_s = 0;       // the wall clock at TimePoint zero [s since 1970], for certificates and expiry
+  FaultPoints* faults = nullptr;  // only in tests
   ConnectionLimits connections = ConnectionLimits::of(/*files=*/65536);
 };
 
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  // Heartbeats between two requests of one worker for a helper, a node that sends it the versions that it lacks.
+  // A worker asks for a helper, a node that sends it missing versions, at most once in this many heartbeats.
   static constexpr int kHelpPauseHeartbeats = 4;
 
   explicit Core(const CoreOptions& options)
@@ -67,7 +68,7 @@ class Core {
   // The peer sent bytes that cannot be read. TLS excludes damage on the way, so the peer itself is at fault.
   virtual void on_corrupt(ConnId conn, const std::string& reason, TimePoint now) { on_closed(conn, reason, now); }
   virtual void on_frame(ConnId conn, Frame frame, TimePoint now) = 0;
-  // The network took `bytes` more of the bytes sent on `conn`.
+  // The network has taken another `bytes` bytes of those sent on `conn`.
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
   virtual void on_timer(TimePoint now) = 0;
   virtual TimePoint next_deadline() const = 0;
@@ -82,7 +83,7 @@ class Core {
 
   // Bytes were read from a connection and are not decoded yet. Enforces the download limit.
   void on_received(std::size_t bytes, TimePoint now);
-  // The most bytes the driver should read at a time, so that the download rate stays even.
+  // The most bytes that the driver should read at a time, so that the download rate stays even.
   std::size_t read_bytes_max(std::size_t buffer_bytes) const { return down_pacer_.slice_bytes(buffer_bytes); }
 
   // The time against which certificates are checked: the learner's clock, as far as this node knows it. [seconds since
@@ -97,6 +98,7 @@ class Core {
   void send_control(ConnId conn, const ControlMessage& message, TimePoint now) { transport_.send(conn, message, now); }
   void close(ConnId conn) { transport_.close(conn); }
   void resume_reading(TimePoint now);  // call in on_timer()
+  // When reading resumes, after the download limit has stopped it; otherwise kNever.
   TimePoint reading_deadline() const { return is_reading_ ? kNever : down_pacer_.free_at(); }
   ConnId dial(const Endpoint& to, act::Service service, WorkerId expected) {
     return transport_.dial(to, service, expected);
@@ -115,8 +117,8 @@ class Core {
   Pacer down_pacer_;
   FaultPoints* faults_;
   std::uint64_t bytes_received_ = 0;
-  bool is_reading_ = true;
-  TimePoint resumed_at_{};
+  bool is_reading_ = true;  // false: the download limit has stopped reading
+  TimePoint resumed_at_{};  // when reading resumed last
 };
 
 // Messages of the application to one peer, cut into frames that alternate with chunks. The core bounds the queue.

@@ -31,7 +31,7 @@ void EdgeSender::close(ConnId conn) {
   connections_.erase(connection);
   std::erase(edge.conns, conn);
   edge.has_lost_connection = true;
-  if (!edge.conns.empty()) return;  // the child reports again which chunks it lacks
+  if (!edge.conns.empty()) return;  // the child will report over another connection which chunks it has
   std::erase_if(troubles_, [&](const EdgeTrouble& trouble) { return trouble.child == edge.child; });
   edges_.erase({edge.child, edge.catch_up_to.has_value()});
 }
@@ -89,7 +89,8 @@ void EdgeSender::store_have(Edge& edge, Have have) {
   edge.position = have.position;
   edge.wanted = have.wanted;
   edge.was_reported_behind = false;
-  // Chunks sent on live connections are still on their path, though the child could not list them yet.
+  // Normally the chunks already sent stay known: they may be on their way, so that the child could not list them yet.
+  // After a lost connection, only the child's list counts.
   if (std::exchange(edge.has_lost_connection, false)) {
     edge.manifests_known.clear();
     edge.known.clear();
@@ -115,7 +116,7 @@ void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint 
   Edge& edge = *connection->second.edge;
   KnownChunks& known = edge.known[stored->id];
   known.version = stored->key().version;
-  if (edge.position && *edge.position >= stored->key().version) {  // some of its chunks were lost
+  if (edge.position && *edge.position >= stored->key().version) {  // the child was thought to have this version
     edge.position = stored->key().base;
     known.chunks = stored->have;
   }
@@ -174,23 +175,26 @@ void EdgeSender::refuse_delta_from(Version version, TimePoint now) {
   wake_all_and_send(now);
 }
 
-// Over an edge with some of the stripes, only publications that the child's other parents also have are of use.
+// A folded delta is stored only here. So it is of use only over an edge with all stripes: the child's other parents
+// could not send the rest.
 bool EdgeSender::can_fold_for(const Edge& edge) const {
   return foldable_from_ && edge.position && *edge.position >= *foldable_from_ &&
          !refused_deltas_.contains(*edge.position) && !edge.full_only && edge.wanted.share() == 1;
 }
 
-// True if the path has many deltas and no folded delta exists. If one exists, the plan has already weighed it.
+// Whether the path should be replaced by one folded delta: it has many deltas, and no folded one is stored. If one is
+// stored, plan_path() has already compared it.
 bool EdgeSender::has_many_deltas(const Edge& edge, const std::vector<PublicationKey>& path, std::uint64_t bytes) const {
   const auto snapshot_bytes = store_.full_bytes_hint();
   if (path.size() <= kDeltasMax || path.front().base != edge.position) return false;
-  if (!snapshot_bytes || static_cast<double>(bytes) < kDeltasShare * static_cast<double>(*snapshot_bytes)) return false;
+  if (!snapshot_bytes || static_cast<double>(bytes) < kDeltasBytesFraction * static_cast<double>(*snapshot_bytes))
+    return false;
   return std::count_if(store_.entries().begin(), store_.entries().end(),
                        [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
 }
 
-// The cheapest path from the child's version to the newest, in bytes still to send: a shortest path over the stored
-// publications. A full snapshot starts at any version; a delta continues from its base.
+// Finds the path from the child's version to the newest with the fewest bytes still to send: a shortest path over the
+// stored publications. A full snapshot starts at any version; a delta continues from its base.
 void EdgeSender::plan_path(Edge& edge) {
   edge.path.clear();
   const std::optional<Version> newest = std::max(store_.newest(), target_min_);  // an absent version is the lowest
@@ -228,9 +232,12 @@ void EdgeSender::plan_path(Edge& edge) {
           .cost_bytes = cost_bytes, .last = key, .last_lacks_chunks = last_lacks_chunks, .lacks_chunks = lacks_chunks};
   };
   auto complete_key = edge.complete_at_child.begin();
-  const auto extend_by_complete_before = [&](const PublicationKey* end) {  // not stored here, complete at the child
+  // Extends the paths by publications that are complete at the child but not stored here, with keys before `end` (null:
+  // all). They cost nothing.
+  const auto extend_by_complete_before = [&](const PublicationKey* end) {
     for (; complete_key != edge.complete_at_child.end() && (!end || *complete_key < *end); ++complete_key)
-      if (!std::as_const(store_).find(*complete_key)) extend_paths_by(*complete_key, 0, false);
+      if (!std::as_const(store_).find(*complete_key))
+        extend_paths_by(*complete_key, /*missing_bytes=*/0, /*last_lacks_chunks=*/false);
   };
   for (const auto& [key, stored] : store_.entries()) {  // ascending versions, so a base is settled before its deltas
     extend_by_complete_before(&key);
@@ -251,8 +258,8 @@ void EdgeSender::plan_path(Edge& edge) {
   }
   extend_by_complete_before(nullptr);
 
-  // A publication of which every chunk was sent will be complete at the child. From then on, only publications that
-  // start at its version are of use.
+  // If every chunk of a path was sent, the child will reach the path's version. Only publications that start at that
+  // version are then of use, so the path is planned again from there.
   std::optional<Version> version_to_come = edge.position;
   for (const auto& [version, path] : best)
     if (!path.lacks_chunks) version_to_come = std::max(version_to_come, std::optional(version));
@@ -272,7 +279,7 @@ void EdgeSender::plan_path(Edge& edge) {
                              factor * edge.wanted.share() * static_cast<double>(*snapshot_bytes);
   if (chosen == best.end()) {
     report_trouble(edge, {.target = target, .snapshot_is_cheaper = false}, can_fold);
-    // Another node brings the child to `target`; this node sends the later publications again.
+    // Another node brings the child to `target`; from there, this node sends again.
     if (!catch_ups_on_demand_) edge.position = target;
     return;
   }
@@ -292,7 +299,7 @@ void EdgeSender::plan_path(Edge& edge) {
                    can_fold && path.size() > 1);  // a path of one delta needs no folding
   }
   if (has_too_many || (is_costly && edge.catch_up_to && catch_ups_on_demand_))
-    return;  // wait for the far cheaper publication
+    return;  // waits for the far cheaper publication that was requested
   edge.path = std::move(path);
   forget_unneeded(edge);
 }

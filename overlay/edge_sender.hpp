@@ -10,12 +10,12 @@
 
 namespace echoline::overlay {
 
-// A child that this node's store cannot bring up to date, or only at far more cost than a new full snapshot.
+// Reports a child that this node's store cannot bring up to date, or only at far more cost than a new full snapshot.
 struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;  // the child's version
   CannotServe what;
-  bool can_fold = false;  // one delta from `position` suffices, and can be made by folding the stored ones
+  bool can_fold = false;  // the stored deltas from `position` on can be folded into one, which suffices
 };
 
 class EdgeSender {
@@ -23,12 +23,12 @@ class EdgeSender {
   // The sender asks for a full snapshot if catching up from the store costs more than this many times the snapshot's
   // bytes.
   static constexpr double kSnapshotFactor = 1.25;
-  // The factor at a worker. Its bytes are cheaper than the learner's, so it hands a child over later.
+  // The same factor at a worker. A worker's uplink is cheaper than the learner's, so it hands a child over later.
   static constexpr double kHandOverFactor = 2.0;
   // More than kDeltasMax deltas are folded into one if together they exceed this fraction of a full snapshot's bytes.
   // The child then checks and installs them in one pass.
   static constexpr std::size_t kDeltasMax = 3;
-  static constexpr double kDeltasShare = 0.05;
+  static constexpr double kDeltasBytesFraction = 0.05;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
   // The uplink weight of a child that this node only helps; 1 is a child with all stripes. Children that forward come
   // first.
@@ -63,7 +63,7 @@ class EdgeSender {
   void on_chunk_arrived(TimePoint now) { wake_all_and_send(now); }
   // Stored deltas from this version on can be folded into one; absent: none can. With `catch_ups_on_demand` only.
   void set_foldable_from(std::optional<Version> oldest);
-  // The requested delta from `version` will not be made, so children at `version` get the stored publications.
+  // The requested delta from `version` will not be made, so children at `version` get the stored publications instead.
   void refuse_delta_from(Version version, TimePoint now);
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
@@ -71,7 +71,7 @@ class EdgeSender {
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // without headers
-  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // those of them to helped children
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part that went to helped children
   // The largest number of publications remembered for one child: those in the store and those in its last list.
   std::size_t known_publications() const;
 

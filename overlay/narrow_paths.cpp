@@ -8,7 +8,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr int kStallsForProof = 2;
+constexpr int kStallsForProof = 2;  // failures with usual segments that prove a narrow path, if small ones pass
 
 }  // namespace
 
@@ -34,13 +34,13 @@ std::optional<std::string> NarrowPaths::on_handshake_done(const std::string& hos
     if (!known.is_narrow) hosts_.erase(it);
     return std::nullopt;
   }
-  // Two failures with usual segments and none with small ones count as proof: chance is unlikely.
+  // Several failures with usual segments and none with small ones are unlikely to be chance.
   known.is_narrow = known.is_narrow || known.stalls >= kStallsForProof;
   known.try_small = known.is_narrow;
   if (!known.is_narrow || std::exchange(known.was_reported, true)) return std::nullopt;
   return fmt::format(
-      "the path to {} swallows packets of {} bytes without a word, those of {} arrive: it is used with these; mend the "
-      "MTU of a link on the way, or let ICMP through",
+      "the path to {} swallows packets of {} bytes without an error; packets of {} bytes arrive and are used from now "
+      "on; to avoid this, correct the MTU of a link on the path, or let ICMP through",
       host, known.packet_bytes, kPacketBytes);
 }
 

@@ -11,7 +11,7 @@ namespace echoline::overlay {
 class NarrowPaths {
  public:
   static constexpr std::uint32_t kPacketBytes = 1280;  // the minimum that IPv6 guarantees
-  static constexpr int kSegmentBytes = 1220;           // TCP payload that fits them over IPv4 and IPv6
+  static constexpr int kSegmentBytes = 1220;           // TCP payload of such a packet, over IPv4 or IPv6
   static constexpr std::size_t kHostsMax = 1024;
 
   // A connection whose handshake timed out, as this machine's kernel describes it.

@@ -6,7 +6,7 @@
 namespace echoline::overlay {
 
 std::vector<ConnId> PendingPeers::add(ConnId conn, PeerInfo peer, TimePoint deadline) {
-  const bool is_anonymous = peer.identity.kind == trust::PeerIdentity::Kind::kNobody;
+  const bool is_anonymous = peer.identity.kind == trust::PeerIdentity::Kind::kAnonymous;
   std::string source = is_anonymous ? peer.host : to_text(peer.identity);
   std::vector<ConnId> dropped;
   const auto drop = [&](ConnId old) {

@@ -7,7 +7,7 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::uint32_t kReadAheadChunks = 16;  // chunks read from disk at a time
-constexpr std::size_t kResidentSlack = 64;      // entries of dropped publications that resident_ may always hold
+constexpr std::size_t kResidentSlack = 64;      // resident_ is swept only if dropped entries exceed half of it and this
 // The learner's beacons list a publication within this time of its announcement, unless the learner abandoned it.
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
 constexpr int kOfferedPerWrite = 2;  // unwritten chunks offered to the disk again after each successful write
@@ -35,6 +35,7 @@ Status PublicationStore::begin(const Announcement& announcement, const SignedAnn
   const PublicationId id = id_of(as_signed);
   if (StoredPublication* known = find(announcement.key)) {
     if (known->id == id) return ok();
+    // The later announcement of the same key wins, unless the known publication is complete.
     known->contested = !known->complete && announcement.issued <= known->announcement.issued;
     if (known->complete || known->contested)
       return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
@@ -84,7 +85,7 @@ Status PublicationStore::prove(const StoredPublication& publication, const Frame
   hash = checker_.chunk_hash(frame.body);
   const trust::Hash root = SignatureChecker::root_of(head, hash);
   auto& seals = seals_[publication.id];
-  // The signature of a seal is verified once, for its first chunk.
+  // The signature of a seal is verified once, for the first of its chunks that arrives.
   const auto known = seals.find(head.seal_first);
   if (known != seals.end() && known->second.chunk_count == head.seal_count && known->second.root == root) return ok();
   if (!checker_.seal_holds(head, root))
@@ -223,12 +224,13 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
       erase(newest_key);
   }
   if (!is_full()) return ok();
-  return fail(Code::kExhausted, "store publication", "{}: {} bytes are stored and still needed, at most {} may be: {}",
+  return fail(Code::kExhausted, "store publication", "{}: {} bytes are stored and still needed, the limit is {}: {}",
               to_text(for_key), is_memory_full() ? memory_bytes_ : disk_bytes_,
               is_memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
               is_memory_full() ? "raise the memory budget or give the node a state folder" : "raise the disk budget");
 }
 
+// Goes down to half the limit, so that the next chunks find room at once.
 void PublicationStore::evict() {
   while (!has_disk_failed_ && memory_bytes_ > limits_.memory_max.count / 2 && !resident_.empty()) {
     const auto [id, index] = resident_.front();
@@ -260,6 +262,7 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
 void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
   const auto key = keys_.find(id);
   if (!written) has_disk_failed_ = true;
+  // Only the last write in progress counts (see writing_).
   const auto writing = writing_.find({id, index});
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);

@@ -40,8 +40,8 @@ struct StoredPublication {
   }
 };
 
-// After a failed write, memory holds all arriving chunks. Chunks read back to deliver a publication come on top of
-// `memory_max`.
+// Two things may exceed `memory_max`: chunks that arrive after a failed write, and chunks read back to deliver a
+// publication.
 struct StoreLimits {
   Bytes memory_max{256ull << 20};
   Bytes disk_max{64ull << 30};
@@ -116,7 +116,7 @@ class PublicationStore {
   Bytes memory() const { return {memory_bytes_}; }
   Bytes memory_peak() const { return {memory_peak_bytes_}; }
   Bytes disk() const { return {disk_bytes_}; }
-  // Chunks listed as in memory and on disk; those of dropped publications are at most half of them, and a few.
+  // Length of resident_. At most half of the entries, and a few more, belong to dropped publications.
   std::size_t residents_listed() const { return resident_.size(); }
   // The disk is behind, and memory is above its limit: accept no more chunks for now.
   bool is_congested() const { return limits_.disk && !has_disk_failed_ && memory_bytes_ > limits_.memory_max.count; }

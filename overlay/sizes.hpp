@@ -47,8 +47,8 @@ inline Bytes chunk_bytes_min(Bytes policy) {
 }
 
 // The fraction that the network adds to every byte: 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS
-// for every 16 KiB, and acknowledgements. Without it, the limit would exceed the link's capacity, and TCP instead of
-// the uplink would choose the next receiver.
+// for every 16 KiB, and acknowledgements. Without this allowance, a rate limit would exceed the link's capacity, and
+// TCP instead of the class Uplink would choose the next receiver.
 inline constexpr double kWireOverhead = 0.05;
 
 // The load of a link for `bytes` of a publication in chunks of `chunk` bytes: the bytes, a head per chunk with its

@@ -21,7 +21,7 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 
 // In this file, `proto` is the protobuf form of `state`, and proto_... are its parts.
 
-// Layout: magic, BLAKE3 of the body, body.
+// Makes a state file: magic, BLAKE3 of the body, body.
 template <class Body>
 std::string wrap(std::string_view magic, const Body& body) {
   std::string text;
@@ -33,7 +33,7 @@ template <class Body>
 Result<Body> unwrap(std::string_view magic, std::string_view bytes) {
   constexpr std::size_t kHashBytes = std::tuple_size_v<trust::Hash>;
   if (bytes.substr(0, magic.size()) != magic || bytes.size() < magic.size() + kHashBytes)
-    return fail(Code::kCorrupt, kOperation, "expected a file that begins with '{}', found {} other bytes",
+    return fail(Code::kCorrupt, kOperation, "expected a file that begins with '{}', found {} bytes that do not",
                 magic.substr(0, magic.size() - 1), bytes.size());
   const std::string_view body = bytes.substr(magic.size() + kHashBytes);
   if (bytes_as_string(trust::blake3(std::as_bytes(std::span(body)))) != bytes.substr(magic.size(), kHashBytes))

@@ -21,13 +21,14 @@ class Transport {
     actions_.push_back(act::Dial{conn, to, service, expected});
     return conn;
   }
-  // Control messages leave at once; the uplink is occupied by them all the same, so chunks wait.
+  // Sends at once, without waiting for the rate limit. The message counts towards the limit, so later chunks wait.
   void send(ConnId conn, const ControlMessage& message, TimePoint now) {
     Slice frame(encode_control(message));
     bytes_sent_ += frame.size();
     pacer_.occupy({frame.size()}, now, /*busy=*/false);
     uplink_.send_now(conn, std::move(frame));
   }
+  // The peer is known: frames of every type are accepted from now on.
   void admit(ConnId conn) { actions_.push_back(act::Admit{conn}); }
   void set_reading(ConnId conn, bool on) { actions_.push_back(act::SetReading{conn, on}); }
   void close(ConnId conn) { actions_.push_back(act::Close{conn}); }

@@ -97,7 +97,7 @@ struct MemberInfo {
   std::string name;  // the worker's own name: its offer id
   Endpoint data;     // other workers dial it here for chunks
   std::optional<BitRate> up, down;
-  std::string place{};  // as the worker reports it; "" if not reported
+  std::string place{};  // the machine's location, as the worker reports it; "" if not reported
 };
 
 // Consecutive stored deltas.
@@ -111,9 +111,10 @@ struct StoredDeltas {
 // The parts of the time T_b of one broadcast, for the worker that completed the quorum. The parts are consecutive and
 // add up to T_b. A worker's clock differs from the learner's, so it reports durations.
 struct BroadcastParts {
-  // Until the last byte of the publication existed, without `seal`. The first chunks leave during it.
+  // From the publication until its last byte was encoded, without hashing and signing. The first chunks leave
+  // meanwhile.
   Duration encode{};
-  // Hashing and signing of chunks during `encode`; then until the digest was on disk and the publication closed.
+  // Hashing and signing of chunks, and from the last byte until the digest was on disk and the publication closed.
   Duration seal{};
   Duration send{};         // until the worker had its last byte: all hops, with the proof at each of them.
   Duration verify{};       // until the engine was given the policy: proof of the last chunks, the floor on disk
@@ -127,7 +128,7 @@ struct BroadcastReport {
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
   Bytes chunk;              // size of a chunk
-  Duration t_b{};           // from the begin of the publication until the quorum had acknowledged the installation.
+  Duration t_b{};           // from the start of the publication until the quorum had acknowledged the installation
   BroadcastParts parts;     // of t_b
   std::size_t workers = 0;  // active at publication
   // Workers that had acknowledged at the end of t_b. The broadcast waits for neither the slowest few nor a worker far

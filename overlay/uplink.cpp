@@ -26,6 +26,7 @@ void Uplink::open(ConnId conn, Source& source) {
 void Uplink::close(ConnId conn) {
   const auto it = connections_.find(conn);
   if (it == connections_.end()) return;
+  // Urgent frames wait behind the frame in progress, so the rest of that frame leaves first.
   if (!it->second.urgent.empty()) emit_slice(conn, it->second.frame->size() - it->second.frame_bytes_sent);
   const auto state = sources_.find(it->second.source_id);
   in_flight_ -= it->second.in_flight;
@@ -52,8 +53,8 @@ void Uplink::wake(const Source& source) {
   if (const auto id = source_ids_.find(&source); id != source_ids_.end()) set_ready(id->second, true);
 }
 
-// Start-time fair queueing: the ready source with the least turn sends next. A source that was idle gets no credit for
-// the idle time beyond one window.
+// Start-time fair queueing: the ready source with the least `turn` sends next. A source that was idle gets credit for
+// one window at most, so that it cannot block the others.
 void Uplink::set_ready(std::size_t id, bool ready) {
   SourceState& state = sources_.at(id);
   if (state.is_ready == ready) return;
@@ -139,7 +140,7 @@ void Uplink::pump(TimePoint now) {
     const std::size_t bytes = pacer_.slice_bytes(connection.frame->size() - connection.frame_bytes_sent);
     transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, busy_)};
     SourceState& state = sources_.at(connection.source_id);
-    set_ready(connection.source_id, false);
+    set_ready(connection.source_id, false);  // and ready again below, because ready_ is sorted by `turn`
     state.turn += static_cast<double>(bytes) / state.source->weight();
     set_ready(connection.source_id, true);
     state.usage.own_limit = transmission_->due > now;
@@ -189,7 +190,7 @@ Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
   // Behind a link slower than the limit, the pacer waits at times, too. That does not make the limit the bottleneck.
   const auto rate = measured_rate(), limit = pacer_.rate();
   if (rate && limit && rate->bits_per_s < kLimitReachedShare * limit->bits_per_s) usage.own_limit = false;
-  if (state.in_flight >= kWindowBytes * state.conns.size()) usage.own_limit = false;  // it waits for the path
+  if (state.in_flight >= kWindowBytes * state.conns.size()) usage.own_limit = false;  // the source waits for the path
   return usage;
 }
 

@@ -20,7 +20,7 @@ struct OutFrame {
 class Source {
  public:
   virtual ~Source() = default;
-  // Takes the next frame for this connection; absent if there is none now. A frame once taken is sent.
+  // Takes the next frame for this connection; absent if there is none now. The uplink sends every frame it takes.
   virtual std::optional<OutFrame> next(ConnId conn) = 0;
   // Its share of the uplink, relative to the weights of the other sources with frames; positive.
   virtual double weight() const { return 1; }
@@ -28,7 +28,7 @@ class Source {
 
 class Uplink {
  public:
-  // Most bytes on one connection that the network has not taken yet; then the next piece waits.
+  // Limit on the bytes of one connection that the network has not taken yet. At the limit, the next slice waits.
   static constexpr std::size_t kWindowBytes = 256 * 1024;
 
   // Both must outlive the uplink.
@@ -56,7 +56,7 @@ class Uplink {
     std::uint64_t bytes = 0;
     double busy_seconds = 0;
     bool busy = false;       // has bytes in flight now
-    bool own_limit = false;  // this node's rate limit, not the path, is the bottleneck
+    bool own_limit = false;  // the bottleneck is this node's rate limit, not the path
   };
   Usage usage(const Source& source, TimePoint now) const;
   std::uint64_t bytes_sent() const { return bytes_sent_; }

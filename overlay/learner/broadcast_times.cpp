@@ -44,10 +44,9 @@ void BroadcastTimes::remove(WorkerId worker) {
   }
 }
 
-// Whether one machine alone makes a broadcast long: the last of at least three acknowledged more than kOutlierFactor
-// later than all others, and than its position in the topology and its link explain. Applies only with
-// q < 1 if the quorum is still the whole fleet, as in a small one (q = 0.9: up to nine workers). Machines are rented by
-// T_b, so one must not decide it.
+// Whether the last worker alone makes T_b long: it took kOutlierFactor times longer than all others, and than its place
+// in the topology and its link explain. Only for fleets of at least three workers in which the quorum is the whole
+// fleet although q < 1 (q = 0.9: up to nine workers). T_b decides which machines are rented, so one must not decide it.
 bool BroadcastTimes::is_last_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const {
   const std::size_t worker_count = broadcast.active.size();
   if (worker_count < 3 || quorum_ >= 1 || !broadcast.waiting_for.empty() ||
@@ -60,7 +59,7 @@ bool BroadcastTimes::is_last_outlier(const Broadcast& broadcast, const ExpectedL
   return lateness > kOutlierFactor && lateness > kOutlierFactor * expected(broadcast);
 }
 
-// A worker that alone is late, or that leaves, delays the report but does not change T_b.
+// A single late worker, or one that leaves, delays the report but does not change T_b.
 std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const ExpectedLateness& expected, TimePoint now) {
   std::vector<Done> done;
   std::erase_if(broadcasts_, [&](Broadcast& broadcast) {
@@ -69,7 +68,7 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const ExpectedLatene
     const std::size_t acknowledged = worker_count - broadcast.waiting_for.size();
     if (acknowledged < chains::quorum_count(quorum_, worker_count)) return false;
     const bool leaves_out_last = is_last_outlier(broadcast, expected);
-    TimePoint ended_at = now;  // unless an active worker has acknowledged
+    TimePoint ended_at = now;  // if no active worker has acknowledged since the publication
     if (leaves_out_last)
       ended_at = broadcast.second_last_ack.received_at;
     else if (broadcast.last_ack.received_at > broadcast.published)

@@ -58,15 +58,15 @@ class BroadcastTimes {
   void on_closed(const PublicationId& id, TimePoint now);
   // A worker has installed this version, and so all older ones. `delay`: the acknowledgement's transit time.
   void on_acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now);
-  // The worker has lost its position in the topology, so no broadcast waits for it.
+  // The worker has lost its place in the topology, so no broadcast waits for it.
   void remove(WorkerId worker);
   // The expected install time of the worker that acknowledged last, divided by that of the slowest other worker; at
   // least 1. It follows from the topology and the links.
   using ExpectedLateness = std::function<double(const Broadcast&)>;
   // Removes and returns the broadcasts that ceil(q * n) of their n active workers have acknowledged, oldest first.
   std::vector<Done> take_done(const ExpectedLateness& expected, TimePoint now);
-  // Removes and returns the broadcasts that most workers have acknowledged and some delay for too long. The latter are
-  // still in `waiting_for`.
+  // Removes and returns the broadcasts that most workers have acknowledged, but for which the other workers have taken
+  // too long. Those workers are still in `waiting_for`.
   std::vector<Done> take_given_up(TimePoint now);
   // The parts of T_b. Durations that the worker reports are cut so that all parts add up to T_b.
   static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint ended_at);

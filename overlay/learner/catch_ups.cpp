@@ -42,6 +42,7 @@ std::optional<PublicationKey> CatchUps::next(std::optional<Version> newest, cons
     const StoredPublication* publication = store.find(id_being_made_);
     if (publication && !publication->complete) return std::nullopt;
     phase_ = Phase::kIdle;
+    // The application may have made a snapshot instead of the requested delta, or the publication was dropped.
     const bool was_made = publication && publication->key().base == requested_key_.base;
     if (requested_key_.base && !was_made) given_up.push_back(*requested_key_.base);
   }

@@ -7,13 +7,15 @@ namespace echoline::overlay {
 namespace {
 
 TimePoint time_of(std::uint64_t unix_ms) { return TimePoint(std::chrono::milliseconds(unix_ms)); }
-bool within(std::uint64_t last_event_ms, std::uint64_t memory_ms, std::uint64_t now_ms) {
+// Whether the event is recent enough to count.
+bool is_recent(std::uint64_t last_event_ms, std::uint64_t memory_ms, std::uint64_t now_ms) {
   return now_ms < last_event_ms + memory_ms;
 }
 
-// Whether an edge counts as failed.
+// Whether an edge counts as failed: it failed several times in a row, the last time recently.
 bool has_failed(const Conduct::TimedCount& failures, std::uint64_t now_ms) {
-  return failures.count >= Conduct::kFailuresInARow && within(failures.last_event_ms, Conduct::kEdgeMemoryMs, now_ms);
+  return failures.count >= Conduct::kFailuresInARow &&
+         is_recent(failures.last_event_ms, Conduct::kEdgeMemoryMs, now_ms);
 }
 
 }  // namespace
@@ -47,25 +49,28 @@ void Conduct::drop_oldest_if_full(std::map<WorkerId, TimedCount>& counts, Worker
 
 // ---- bad chunks ----
 
+// Whether a count of bad chunks is an accusation: there were enough of them lately, and `record`'s worker is no liar.
 bool Conduct::is_credible(const Record& record, const TimedCount& bad_chunks, std::uint64_t now_ms) const {
-  return bad_chunks.count >= kBadChunksMax && within(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms) &&
+  return bad_chunks.count >= kBadChunksMax && is_recent(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms) &&
          !record.stored.accuses_falsely;
 }
 
-// An accusation by a quarantined worker counts against no worker, unless the quarantine began after it.
+// An accusation by a quarantined worker counts against no worker, unless the accusation is older than the quarantine.
 bool Conduct::counts_against(const Record& record, const TimedCount& bad_chunks, std::uint64_t now_ms) const {
   const std::uint64_t quarantined_until_ms = record.stored.quarantined_until_ms;
+  // A quarantine lasts kAccusationMemoryMs, so this compares its beginning.
   const bool quarantined_later = bad_chunks.last_event_ms + kAccusationMemoryMs < quarantined_until_ms;
   return is_credible(record, bad_chunks, now_ms) && (now_ms >= quarantined_until_ms || quarantined_later);
 }
 
-// Number of workers it has accused. Each accusation's weight falls as the number grows.
+// Number of workers that `record`'s worker accuses. The weight of each accusation falls as the number grows.
 std::size_t Conduct::accusations_by(const Record& record, std::uint64_t now_ms) const {
   return static_cast<std::size_t>(
       std::count_if(record.stored.bad_chunks_of.begin(), record.stored.bad_chunks_of.end(),
                     [&](const auto& accusation) { return is_credible(record, accusation.second, now_ms); }));
 }
 
+// Sum of the weights of all accusations of bad chunks against this worker.
 double Conduct::weight_against(WorkerId id, std::uint64_t now_ms) const {
   double weight = 0;
   for (const auto& [accuser, record] : records_)
@@ -75,6 +80,7 @@ double Conduct::weight_against(WorkerId id, std::uint64_t now_ms) const {
   return weight;
 }
 
+// Number of workers that this worker alone accuses of bad chunks.
 std::size_t Conduct::lone_accusations(WorkerId id, std::uint64_t now_ms, const IsConnected& is_connected) const {
   const Record& record = records_.at(id);
   std::size_t lone_count = 0;
@@ -98,12 +104,12 @@ std::size_t Conduct::satisfied_children(WorkerId id, std::uint64_t now_ms) const
   if (!record) return 0;
   return static_cast<std::size_t>(
       std::count_if(record->delivered_ms.begin(), record->delivered_ms.end(), [&](const auto& served) {
-        if (!within(served.second, kEdgeMemoryMs, now_ms)) return false;
+        if (!is_recent(served.second, kEdgeMemoryMs, now_ms)) return false;
         const Record* child = find(served.first);
         if (!child) return true;
         const auto bad_chunks = child->stored.bad_chunks_of.find(id);
         return bad_chunks == child->stored.bad_chunks_of.end() ||
-               !within(bad_chunks->second.last_event_ms, kAccusationMemoryMs, now_ms);
+               !is_recent(bad_chunks->second.last_event_ms, kAccusationMemoryMs, now_ms);
       }));
 }
 
@@ -113,7 +119,7 @@ Conduct::Ruling Conduct::on_bad_chunk(WorkerId child, WorkerId parent, std::uint
   if (accuser.stored.accuses_falsely || is_quarantined(parent, now_ms)) return Ruling::kNothing;
   drop_oldest_if_full(accuser.stored.bad_chunks_of, parent);
   TimedCount& bad_chunks = accuser.stored.bad_chunks_of[parent];
-  if (!within(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms)) bad_chunks.count = 0;
+  if (!is_recent(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms)) bad_chunks.count = 0;
   bad_chunks.last_event_ms = now_ms;
   if (bad_chunks.count >= kBadChunksMax) return Ruling::kNothing;  // it already counts as an accusation
   if (++bad_chunks.count < kBadChunksMax) return Ruling::kNothing;
@@ -162,7 +168,7 @@ Conduct::Ruling Conduct::on_edge_failed(WorkerId child, WorkerId parent, TimePoi
   if (reporter.stored.accuses_falsely) return Ruling::kNothing;
   drop_oldest_if_full(reporter.failures_of, parent);
   TimedCount& failures = reporter.failures_of[parent];
-  if (!within(failures.last_event_ms, kEdgeMemoryMs, now_ms)) failures.count = 0;
+  if (!is_recent(failures.last_event_ms, kEdgeMemoryMs, now_ms)) failures.count = 0;
   if (failures.count > 0 && now_ms < failures.last_event_ms + kFailureSpacingMs) return Ruling::kNothing;
   failures.last_event_ms = now_ms;
   ++record_of(parent, now_ms).attempts;
@@ -199,7 +205,7 @@ bool Conduct::on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms)
 
 bool Conduct::count_malformed(WorkerId id, std::uint64_t now_ms) {
   TimedCount& malformed = record_of(id, now_ms).stored.malformed;
-  if (!within(malformed.last_event_ms, kAccusationMemoryMs, now_ms)) malformed.count = 0;
+  if (!is_recent(malformed.last_event_ms, kAccusationMemoryMs, now_ms)) malformed.count = 0;
   malformed.last_event_ms = now_ms;
   return ++malformed.count >= kMalformedMax;
 }
@@ -221,7 +227,7 @@ bool Conduct::accuses(WorkerId id, std::uint64_t now_ms) const {
   if (!record) return false;
   const auto is_unproven = [&](const auto& accusation) {
     const auto& [accused, bad_chunks] = accusation;
-    return bad_chunks.count >= kBadChunksMax && within(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms) &&
+    return bad_chunks.count >= kBadChunksMax && is_recent(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms) &&
            !is_quarantined(accused, now_ms);
   };
   return std::any_of(record->stored.bad_chunks_of.begin(), record->stored.bad_chunks_of.end(), is_unproven) ||
@@ -258,12 +264,14 @@ bool Conduct::are_separated(WorkerId a, WorkerId b, std::uint64_t now_ms) const 
 void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
   for (auto& [id, record] : records_) {
     if (present.contains(id)) record.stored.seen_ms = std::max(record.stored.seen_ms, now_ms);
-    std::erase_if(record.stored.bad_chunks_of,
-                  [&](const auto& entry) { return !within(entry.second.last_event_ms, kAccusationMemoryMs, now_ms); });
+    std::erase_if(record.stored.bad_chunks_of, [&](const auto& entry) {
+      return !is_recent(entry.second.last_event_ms, kAccusationMemoryMs, now_ms);
+    });
     std::erase_if(record.failures_of,
-                  [&](const auto& entry) { return !within(entry.second.last_event_ms, kEdgeMemoryMs, now_ms); });
-    std::erase_if(record.delivered_ms, [&](const auto& entry) { return !within(entry.second, kEdgeMemoryMs, now_ms); });
-    if (!within(record.stored.malformed.last_event_ms, kAccusationMemoryMs, now_ms)) record.stored.malformed = {};
+                  [&](const auto& entry) { return !is_recent(entry.second.last_event_ms, kEdgeMemoryMs, now_ms); });
+    std::erase_if(record.delivered_ms,
+                  [&](const auto& entry) { return !is_recent(entry.second, kEdgeMemoryMs, now_ms); });
+    if (!is_recent(record.stored.malformed.last_event_ms, kAccusationMemoryMs, now_ms)) record.stored.malformed = {};
     if (record.stored.quarantined_until_ms <= now_ms) {
       record.stored.quarantined_until_ms = 0;
       record.stored.accuses_falsely = false;
@@ -273,10 +281,10 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
   std::erase_if(records_, [&](const auto& item) {
     const StoredConduct& stored = item.second.stored;
     const std::uint64_t memory_ms = stored.is_clean() ? kEdgeMemoryMs : kRecordMemoryMs;
-    return !present.contains(item.first) && !within(stored.seen_ms, memory_ms, now_ms);
+    return !present.contains(item.first) && !is_recent(stored.seen_ms, memory_ms, now_ms);
   });
   while (records_.size() > std::max(kRecordsMax, present.size())) {
-    auto oldest = records_.end();  // clean records are dropped first
+    auto oldest = records_.end();  // of the absent workers; one with a clean record, if there is any
     for (auto it = records_.begin(); it != records_.end(); ++it) {
       const auto rank = [](const Record& candidate) {
         return std::pair(!candidate.stored.is_clean(), candidate.stored.seen_ms);

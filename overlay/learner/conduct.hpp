@@ -3,8 +3,8 @@
 //
 // If two workers disagree about an edge, the connection from a parent to its child, no other machine can know which one
 // is at fault. So a single accusation only separates the two: they get no common edge again, and the accuser gains
-// nothing. A worker is at fault if several independent accusations concern it and no more children were served well by
-// it lately: a parent accused by several children, or a child that alone accuses several parents. For bad chunks, a
+// nothing. A worker is at fault if several independent accusations agree: a parent is accused by several children, and
+// by at least as many as it served well lately; or a child is the only accuser of several parents. For bad chunks, a
 // worker at fault is quarantined: it forwards nothing for a day. For failed edges, it loses a role. An accusation by a
 // quarantined worker still separates, but counts against no worker.
 //
@@ -27,19 +27,21 @@ class Conduct {
  public:
   static constexpr int kBadChunksMax = 2;    // bad chunks of one parent, before its child is separated from it
   static constexpr int kFailuresInARow = 3;  // failures of one edge, before its two ends are separated
-  // An edge over which nothing came for a stall time counts as this many failures.
+  // A stall, in which nothing useful came over an edge for long, counts as this many failures.
   static constexpr int kStallWeight = 2;
-  // A parent is at fault from this sum of weights. An accusation of a worker that accuses n workers weighs 1 / n.
+  // A parent is at fault from this sum of weights. An accusation by a worker that accuses n workers weighs 1 / n.
   static constexpr double kQuarantineWeight = 2;
-  // A worker that alone accuses more workers is lying.
+  // A worker that is the only accuser of more workers than this is lying.
   static constexpr std::size_t kLoneAccusationsMax = 2;
   static constexpr int kMalformedMax = 5;  // malformed messages within a day
-  // A child is at fault if its edges with more parents failed.
+  // A child is at fault if its edges with more parents than this failed.
   static constexpr std::size_t kFailedPartnersMax = 2;
-  static constexpr std::uint64_t kFailureSpacingMs = 250;                    // a sooner failure is the same one
-  static constexpr std::uint64_t kAccusationMemoryMs = 86'400'000;           // of bad chunks and their consequences
-  static constexpr std::uint64_t kEdgeMemoryMs = 600'000;                    // of failed edges
-  static constexpr std::uint64_t kRecordMemoryMs = 2 * kAccusationMemoryMs;  // of workers that were not seen since
+  static constexpr std::uint64_t kFailureSpacingMs = 250;  // a sooner failure is the same one
+  // How long the learner remembers accusations of bad chunks and their consequences; failed edges and deliveries; and
+  // the records of absent workers.
+  static constexpr std::uint64_t kAccusationMemoryMs = 86'400'000;
+  static constexpr std::uint64_t kEdgeMemoryMs = 600'000;
+  static constexpr std::uint64_t kRecordMemoryMs = 2 * kAccusationMemoryMs;
   static constexpr std::size_t kRecordsMax = 4096;
   static constexpr std::size_t kAccusationsMax = 32;  // workers that one worker can accuse at a time
   // Separations that one worker may cause by failed edges.
@@ -73,7 +75,7 @@ class Conduct {
     MessageBudget budget;
     TokenBucket separations{kSeparations};
     std::map<WorkerId, TimedCount> failures_of;  // failures in a row of the edge from each parent
-    // By child: the last time that the child installed a publication which this worker had sent it.
+    // By child: when the child last installed a publication that this worker had sent it.
     std::map<WorkerId, std::uint64_t> delivered_ms;
 
     explicit Record(Duration heartbeat) : budget(heartbeat) {}

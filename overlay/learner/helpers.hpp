@@ -17,7 +17,7 @@ class Helpers {
     WorkerId id;
     std::uint64_t bytes = 0;   // bytes to send, by the cheapest path over the publications this candidate holds
     std::size_t children = 0;  // in the topology
-    // The candidate lost the right to forward. It may regain the right by helping, but other candidates come first.
+    // The candidate failed to forward and lost the right to. It may regain the right by helping, but others come first.
     bool failed = false;
   };
   struct Choice {

@@ -17,8 +17,8 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
           .try_emplace(hop, Observation{.first_at = now, .changed_at = now, .last_at = now, .held = held_by_receiver})
           .first->second;
   latest_report_at_ = observation.last_at = now;
-  if (held_by_receiver < observation.held)
-    observation.changed_at = now, observation.held = held_by_receiver;  // another publication
+  if (held_by_receiver < observation.held)  // the bytes are of another publication
+    observation.changed_at = now, observation.held = held_by_receiver;
   if (now > observation.changed_at && held_by_receiver > observation.held) {
     const double rate =
         static_cast<double>(held_by_receiver - observation.held) / seconds(now - observation.changed_at);
@@ -28,6 +28,7 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
   }
   if (held_by_receiver != observation.held) observation.changed_at = now, observation.held = held_by_receiver;
 
+  // The receiver keeps up, or the hop is too new to be judged.
   if (held_by_sender < held_by_receiver + kGapBytesMin || now < observation.first_at + kSettlingTime) {
     watched_.erase(hop);
     return;
@@ -110,12 +111,12 @@ bool HopMonitor::keeps_up_elsewhere(const Hop& hop, std::optional<double> median
   for (auto it = observed_.lower_bound({hop.from, WorkerId{0}}); it != observed_.end() && it->first.from == hop.from;
        ++it) {
     const Observation& observation = it->second;
-    if (it->first.to == hop.to || !speeds_.contains(it->first)) continue;  // nothing has gone over it
+    if (it->first.to == hop.to || !speeds_.contains(it->first)) continue;  // without a speed, nothing has crossed it
     if (observation.last_at < latest_report_at_ ||
         observation.last_at < observation.first_at + kSettlingTime + kGapTimeMin)
       continue;
     const auto watch = watched_.find(it->first);
-    if (watch == watched_.end()) return true;
+    if (watch == watched_.end()) return true;  // its receiver is not behind
     if (watch->second.observed_at - watch->second.window_begin >= kGapTimeMin / 2 &&
         !find_slow(it->first, watch->second, median, kGapTimeMin / 2))
       return true;

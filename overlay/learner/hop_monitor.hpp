@@ -19,10 +19,10 @@ namespace echoline::overlay {
 class HopMonitor {
  public:
   static constexpr Duration kGapTimeMin = std::chrono::milliseconds(2000);  // a gap counts once it has lasted this long
-  static constexpr Duration kSettlingTime = std::chrono::milliseconds(1500);  // a new hop is not judged before
-  static constexpr double kSlowFraction = 0.3;           // slow: below this fraction of the planned rate
-  static constexpr double kSlowFractionOfMedian = 0.25;  // the same of the hops' median, if none is planned
-  static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
+  static constexpr Duration kSettlingTime = std::chrono::milliseconds(1500);  // a newer hop is not judged
+  static constexpr double kSlowFraction = 0.3;                       // slow: below this fraction of the planned rate
+  static constexpr double kSlowFractionOfMedian = 0.25;              // the same of the hops' median, if none is planned
+  static constexpr std::uint64_t kGapBytesMin = 256 * 1024;          // a receiver is behind if it lacks this much
   static constexpr Duration kForgetAfter = std::chrono::minutes(1);  // after the last observation of a hop
 
   struct Hop {
@@ -35,13 +35,13 @@ class HopMonitor {
     bool others_keep_up = false;  // its sender keeps up with another of its receivers, and has for a while
   };
 
-  // Both ends' bytes of the chunks that cross this hop, in the publications under way. `expected`: the planned rate;
-  // absent: as fast as the other hops of the fleet.
+  // Records how many bytes both ends hold of the chunks that cross this hop, in the publications under way. `expected`:
+  // the planned rate; absent: the hop should be about as fast as the other hops of the fleet.
   void observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                std::optional<BitRate> expected, TimePoint now);
-  // Hops that have been slow for kGapTimeMin, in windows that overlap by half; once found, a hop starts over.
-  // If a worker receives slowly and sends more slowly still, only the hop from it is found, because an exhausted uplink
-  // also delays its acknowledgements.
+  // Returns the hops that have been slow for a window of kGapTimeMin, and forgets their windows. Windows overlap by
+  // half. If a worker receives slowly and sends more slowly still, only the hop from it is returned, because an
+  // exhausted uplink also delays its acknowledgements.
   std::vector<Finding> find();
   void forget(WorkerId worker);
   std::size_t size() const { return observed_.size(); }  // observed hops
@@ -67,7 +67,7 @@ class HopMonitor {
                                           Duration gap_time_min);
 
   std::map<Hop, Watch> watched_;
-  // Rates of hops that carry something [bytes/s]. Behind a slow hop all are slow, so the best rate counts.
+  // Rates of hops that carry something [bytes/s]. Hops behind a slow one are slow too, so the best rate of each counts.
   struct Speed {
     double smoothed = 0, best = 0;
   };

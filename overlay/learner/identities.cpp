@@ -22,7 +22,7 @@ constexpr std::uint64_t kIssueReservedMs = 3'600'000;  // issue times are reserv
 Identities::Identities(LearnerState& state, std::shared_ptr<const trust::Authority> authority)
     : state_(state), authority_(std::move(authority)) {
   for (const auto& [id, known] : state_.known) ids_[known.key] = id;
-  ids_.erase(trust::PublicKey{});
+  ids_.erase(trust::PublicKey{});  // stands for an unknown key
 }
 
 void Identities::start(std::uint64_t now_unix_ms) {
@@ -36,7 +36,7 @@ Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double 
   if (!trust::verify(request.key, "enrol 2", std::as_bytes(std::span(request.token)), request.proof))
     return "it does not hold the key it shows";
   if (ids_.contains(request.key))
-    return certify(conn, request.key, now_unix_s);  // the token has been used, or need not be
+    return certify(conn, request.key, now_unix_s);  // this machine has enrolled before, so no further token is used up
   std::erase_if(state_.used_tokens, [&](const auto& nonce_and_expiry) {
     return static_cast<double>(nonce_and_expiry.second) < now_unix_s - kTokenMarginSeconds;
   });
@@ -128,8 +128,10 @@ WorkerSet Identities::revoked_workers(const std::function<std::vector<WorkerId>(
   std::sort(spared.begin(), spared.end());
   revoked.widen(kRevokedMax, spared);
   if (revoked.ranges().size() <= kRevokedMax) return revoked;
-  log::error("{} ranges of workers are revoked, workers hear of the first {}: keep the others out by a new run",
-             revoked.ranges().size(), kRevokedMax);
+  log::error(
+      "{} ranges of workers are revoked, but workers are told only the first {}: to keep the others out, begin a "
+      "new run",
+      revoked.ranges().size(), kRevokedMax);
   WorkerSet first_ranges;
   for (std::size_t i = 0; i < kRevokedMax; ++i)
     first_ranges.append(revoked.ranges()[i].first, revoked.ranges()[i].last);
@@ -154,6 +156,7 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
     state_.revoked.erase(id);
     forget(id);
   }
+  // The absent machines, those whose certificates ended first come first. More than kKnownMax are not kept.
   std::vector<std::pair<std::uint64_t, WorkerId>> absent;
   for (const auto& [id, known] : state_.known)
     if (!present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);

@@ -70,7 +70,8 @@ class Identities {
   std::vector<PendingAnswer> pending_answers_;
   TimePoint forget_at_{};
   std::uint64_t last_issue_time_ms_ = 0;
-  std::uint64_t issue_lead_ms_ = 0;  // how far issue times are ahead of the clock, because earlier ones were reserved
+  // How far issue times are ahead of the clock: an earlier process may have used all those that it had reserved.
+  std::uint64_t issue_lead_ms_ = 0;
 };
 
 }  // namespace echoline::overlay

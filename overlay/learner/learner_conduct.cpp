@@ -12,7 +12,7 @@ namespace echoline::overlay {
 // destroys its Worker.
 bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes) {
   MessageBudget& budget = conduct_.record_of(id, unix_ms(now)).budget;
-  switch (budget.take(kind, now, bytes)) {
+  switch (budget.count(kind, now, bytes)) {
     case MessageBudget::Verdict::kAccept:
       return true;
     case MessageBudget::Verdict::kDrop:
@@ -37,7 +37,7 @@ void LearnerCore::on_malformed(WorkerId id, const std::string& what, TimePoint n
 // The worker accuses another worker that never sent it anything.
 void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId accused, TimePoint now) {
   const WorkerId id = accuser.view.info.id;
-  if (conduct_.record_of(id, unix_ms(now)).budget.take_unfounded_accusation(now) == MessageBudget::Verdict::kTooMuch)
+  if (conduct_.record_of(id, unix_ms(now)).budget.count_unfounded_accusation(now) == MessageBudget::Verdict::kTooMuch)
     expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", accused), now);
 }
 
@@ -62,7 +62,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   }
   if (failed.kind == EdgeTroubleKind::kUnreachable) {
     test_reachability(*parent, now);
-    if (other_end_dials(child, *parent, now)) return;
+    if (pass_dial_turn(child, *parent, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.is_quarantined(id, unix_ms(now))) {
     const bool is_silent_to_several = slow_hops_.is_silent_to_several(failed.parent, id, now);
@@ -79,8 +79,9 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   on_failed_edge(id, failed.parent, ruling, now);
 }
 
-// One end could not open the edge. Returns whether the parent tries for the first time, so that nothing has failed yet.
-bool LearnerCore::other_end_dials(Worker& child, const Worker& parent, TimePoint now) {
+// One end could not open the edge, so the other end dials. Returns whether that is the parent's first attempt: then the
+// edge does not count as failed yet.
+bool LearnerCore::pass_dial_turn(Worker& child, const Worker& parent, TimePoint now) {
   const MemberInfo& info = child.view.info;
   const WorkerId parent_id = parent.view.info.id;
   const Reachability::Turn turn = reach_.pass_dial_turn(parent_id, info.id, info.data, now);
@@ -135,8 +136,8 @@ bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
   });
 }
 
-// Nothing useful has come for long. That counts as a failed edge with the helper, or with each parent that reports what
-// the child lacks. None of them becomes a helper now, because help would hide the failing edge.
+// Nothing useful has come to the child for long. That counts as a failed edge with the helper, or with each parent that
+// reports chunks which the child lacks. None of these becomes a helper now, because help would hide the failing edge.
 void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
   std::vector<WorkerId> idle_senders;
@@ -148,7 +149,8 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
       if (edge.worker != kLearnerId && is_ahead_of(edge, child)) idle_senders.push_back(edge.worker);
   }
   for (const WorkerId parent : idle_senders) {
-    log::warn("worker {} waits in vain for what its {} {} holds", id, helper ? "helper" : "parent", parent);
+    log::warn("worker {} has received nothing useful for long from its {} {}", id, helper ? "helper" : "parent",
+              parent);
     helpers_.exclude(id, parent);
     on_failed_edge(id, parent, conduct_.on_edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeight), now);
   }
@@ -177,7 +179,7 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
 
 // Either of the two may be at fault, so neither is blamed. Planning the topology again keeps them apart.
 void LearnerCore::separate(WorkerId child, WorkerId parent, TimePoint now) {
-  log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
+  log::warn("workers {} and {} get no common edge any more: one accuses the other, without proof", parent, child);
   set_topology(topology(), now);
   save(now);
 }

@@ -62,7 +62,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
   MessageQueue& messages = worker->messages;
   messages.push(std::move(bytes));
   if (messages.bytes() > kUnsentBytesMax)
-    return set_away(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), now);
+    return set_away(id, fmt::format("it does not take its messages: {} bytes wait for it", messages.bytes()), now);
   uplink_.wake(messages);
   uplink_.pump(now);
 }
@@ -202,7 +202,7 @@ void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now
   } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
     const Worker& sender = workers_.sender_of_most_incomplete_bytes();
     set_away(sender.view.info.id,
-             fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
+             fmt::format("{} bytes of its messages are not whole; with those of other workers {}, the limit is {}",
                          sender.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
              now);
   }
@@ -231,7 +231,7 @@ void LearnerCore::on_pending_peer(ConnId conn, const PendingPeer& pending, const
   if (frame.type != FrameType::kControl) return refuse(conn, "it did not introduce itself", now);
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, message.error().message(), now);
-  if (pending.peer.identity.kind == Kind::kNobody) {
+  if (pending.peer.identity.kind == Kind::kAnonymous) {
     const auto* return_request = std::get_if<Return>(&*message);
     const auto* enrol_request = std::get_if<Enrol>(&*message);
     if (!enrol_request && !return_request)
@@ -251,7 +251,7 @@ void LearnerCore::on_pending_peer(ConnId conn, const PendingPeer& pending, const
       return refuse(conn, fmt::format("worker {} says too much", worker), now);
     return open_edge(conn, worker, std::move(hello), now);
   }
-  if (pending.hello) return refuse(conn, "it did not say what it holds", now);
+  if (pending.hello) return refuse(conn, "it did not list the chunks that it holds", now);
   if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, pending, std::move(*hello), now);
   if (auto* hello = std::get_if<PeerHello>(&*message))
     return admit_edge(conn, pending.peer.identity.worker, std::move(*hello), now);
@@ -294,7 +294,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   const std::string application_bytes = config_.welcome ? config_.welcome(info) : std::string();
   if (application_bytes.size() > kWelcomeBytesMax) {
     log::error(
-        "worker {} cannot be welcomed: the application's welcome has {} bytes, at most {} may be: send the rest as "
+        "worker {} cannot be welcomed: the application's welcome has {} bytes, the limit is {}: send the rest as "
         "messages",
         id, application_bytes.size(), kWelcomeBytesMax);
     return refuse(conn, "the learner's application has no welcome for it", now);
@@ -328,12 +328,11 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
-  // A worker that listens on all addresses, or on loopback, states one of these hosts. They say nothing about its
-  // address.
+  // A worker that listens on all addresses, or on loopback, states one of these hosts, which do not tell its address.
   static const std::set<std::string> kUnspecificHosts{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
   if (!kUnspecificHosts.contains(stated_endpoint.host) && stated_endpoint.host != info.data.host)
     send_control(conn,
-                 Notice{fmt::format("others are told to dial {}, where this worker comes from, and not {}: its token "
+                 Notice{fmt::format("other workers dial {}, from where this worker connects, instead of {}: its token "
                                     "does not name that host (`echoline token --reach`)",
                                     to_text(info.data), to_text(stated_endpoint))},
                  now);
@@ -361,6 +360,7 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
 }
 
 void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
+  // Help is not for certain stripes, and a further stream of an open edge lists none.
   const bool wanted_was_checked =
       hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)

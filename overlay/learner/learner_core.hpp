@@ -65,8 +65,8 @@ class LearnerCore final : public Core {
   // A worker with more unsent application bytes is disconnected.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
-  // Heartbeat timeouts before a worker gives up its connection to a learner that it does not hear. The
-  // learner's process may be suspended for a while, but a worker whose address has changed should reconnect soon.
+  // A worker closes its connection to a silent learner after this many heartbeat timeouts. The learner's process may be
+  // suspended for a while, but a worker whose address has changed should reconnect soon.
   static constexpr int kLearnerPatience = 5;
   static constexpr int kTroublesMax = 64;  // reported to the application for one worker
 
@@ -132,9 +132,9 @@ class LearnerCore final : public Core {
   void on_worker_message(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge_frame(ConnId conn, const Frame& frame, TimePoint now);
   void close_edges(const std::vector<ConnId>& conns);
-  void refuse(ConnId conn, const std::string& reason, TimePoint now);  // says why, and closes
+  void refuse(ConnId conn, const std::string& reason, TimePoint now);  // sends the reason, and closes
   void on_beat(TimePoint now);                                         // once in every heartbeat interval
-  // A beacon is the learner's signed sign of life: it lists the newest version and the revoked workers.
+  // A beacon is the learner's signed heartbeat: it lists the newest version and the revoked workers.
   void make_beacon(TimePoint now);
   std::optional<Version> base_of_newest() const;
   Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
@@ -186,8 +186,9 @@ class LearnerCore final : public Core {
   bool is_late(const Worker& worker) const;  // lacks the base of the newest publication
   std::set<WorkerId> late_workers() const;
   BitRate learner_up() const;
-  void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& chunks_before,
-                       const std::vector<std::uint32_t>& chunks_now);
+  void count_delivered_bytes(const Worker& child, const PublicationId& id,
+                             const std::vector<std::uint32_t>& chunks_before,
+                             const std::vector<std::uint32_t>& chunks_now);
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
   void measure_hops(TimePoint now);
   std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
@@ -198,7 +199,7 @@ class LearnerCore final : public Core {
   void on_malformed(WorkerId id, const std::string& what, TimePoint now);
   void on_unfounded_accusation(Worker& accuser, WorkerId accused, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
-  bool other_end_dials(Worker& child, const Worker& parent, TimePoint now);
+  bool pass_dial_turn(Worker& child, const Worker& parent, TimePoint now);
   void on_stalled(Worker& child, TimePoint now);
   bool is_ahead_of(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);

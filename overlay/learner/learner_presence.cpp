@@ -17,7 +17,7 @@ void LearnerCore::test_reachability(const Worker& worker, TimePoint now) {
 void LearnerCore::on_reachability_tested(const Reachability::Outcome& dial, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(dial.worker);
   if (dial.reachable) {
-    constexpr int kOneWaysPerHandshake = 4;  // TCP and TLS take one round trip each
+    constexpr int kOneWaysPerHandshake = 4;  // TCP and TLS take a round trip each: four one-way delays
     const Duration one_way = dial.took / kOneWaysPerHandshake;
     worker.view.delay = std::min(worker.view.delay.value_or(one_way), one_way);
   }
@@ -26,7 +26,7 @@ void LearnerCore::on_reachability_tested(const Reachability::Outcome& dial, cons
     const std::string text = fmt::format("worker {} cannot be reached at {}: {}; it will not forward", dial.worker,
                                          to_text(worker.view.info.data), reason);
     log::info("{}", text);
-    send_control(worker.control, Notice{text + " (--bind, --advertise, or `echoline token --reach` say where it is)"},
+    send_control(worker.control, Notice{text + " (--bind, --advertise, or `echoline token --reach` set its address)"},
                  now);
   }
   move_behind_others(dial.worker, now);
@@ -71,7 +71,7 @@ Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::strin
 
 // Sends no goodbye, because the worker may still run and is expected to reconnect.
 void LearnerCore::set_away(WorkerId id, const std::string& reason, TimePoint now) {
-  auto node = disconnect(id, nullptr, now);
+  auto node = disconnect(id, /*goodbye=*/nullptr, now);
   if (!node) return;
   const auto& away = workers_.away();
   if (away.size() >= chains::kChainWorkersMax) {

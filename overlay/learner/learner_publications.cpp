@@ -55,7 +55,8 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
   return ok();
 }
 
-// A snapshot serves every worker, so it takes the room of deltas to its version that were made for single workers.
+// Adds one chunk. If there is no room for a snapshot, which serves every worker, drops deltas to its version that were
+// made for single workers.
 Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk) {
   const auto is_for_single_workers = [&](const PublicationKey& other) {
     return other.base && other.version == key.version && other.base != base_of_newest();
@@ -96,6 +97,7 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
     return added.error();
   }
   publications_.broadcasts().on_encoded(manifest.publication, sealing, now);
+  // A new digest must be on disk before the publication closes; save() closes it then.
   if (*added)
     save(now);
   else if (file_.is_settled())
@@ -195,7 +197,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
     const StoredPublication* stored = store_.find(publication);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology().stripes()) continue;
     const auto all_chunks = chunks_by_stripe(*stored);
-    count_delivered(worker, publication, std::exchange(chunks, all_chunks), all_chunks);
+    count_delivered_bytes(worker, publication, std::exchange(chunks, all_chunks), all_chunks);
   }
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
@@ -250,10 +252,11 @@ double LearnerCore::expected_lateness(const Broadcast& broadcast, TimePoint now)
             chains::broadcast_time(broadcast.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
                                    learner_up(), links, config_.regions)) {
       Duration last_acker{}, others{};  // expected times of the last worker, and of the slowest other one
-      for (const chains::Completion& completion : times->workers)
-        if (Duration& slowest = completion.id == broadcast.last_acker ? last_acker : others;
-            broadcast.active.contains(completion.id))
-          slowest = std::max(slowest, completion.time);
+      for (const chains::Completion& completion : times->workers) {
+        if (!broadcast.active.contains(completion.id)) continue;
+        Duration& slowest = completion.id == broadcast.last_acker ? last_acker : others;
+        slowest = std::max(slowest, completion.time);
+      }
       if (others > Duration{}) lateness = std::max(1.0, seconds(last_acker) / seconds(others));
     }
   return lateness;
@@ -344,9 +347,9 @@ std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& work
   return candidates;
 }
 
-// Another worker helps, as cheaply as possible. The learner's own uplink counts twice. So the learner helps only if a
-// new snapshot is far cheaper than the publications of other workers, or if they all have twice as many workers to
-// help.
+// The worker that can help with the fewest bytes becomes the helper. The learner helps only if no worker can, or if
+// each would need more than kHandOverFactor times as many bytes as a new snapshot of the learner. A node that already
+// helps n workers counts as needing 1 + n times the bytes.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
   if (need.stalled) on_stalled(worker, now);
   const WorkerId id = worker.view.info.id;

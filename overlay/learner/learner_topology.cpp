@@ -43,15 +43,16 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   return planned;
 }
 
-// The worker lacks the base of the newest publication and gets that first, so no other worker should wait behind it.
+// A late worker lacks the base of the newest publication and must receive that first, so no other worker should wait
+// behind it.
 bool LearnerCore::is_late(const Worker& worker) const {
   const auto newest = publications_.newest();
   const auto needed = newest ? publications_.newest_published(newest) : std::nullopt;
   if (!needed || worker.view.installed >= needed) return false;
-  return !cheapest_path_bytes(worker.reported.holdings, worker.view.installed, *needed, false);
+  return !cheapest_path_bytes(worker.reported.holdings, worker.view.installed, *needed, /*full_only=*/false);
 }
 
-// Returns none if at least three quarters of the workers are late: then they have to help each other.
+// Returns none if at least three quarters of the workers are late, because they then have to forward to each other.
 std::set<WorkerId> LearnerCore::late_workers() const {
   std::set<WorkerId> late;
   std::size_t present_count = 0;
@@ -82,6 +83,7 @@ void LearnerCore::plan_soon(TimePoint now) { plan_.plan_soon(workers_.size(), no
 
 void LearnerCore::plan_now(TimePoint now) {
   const bool under_way = publications_.has_announced() && topology().size() > 0;
+  // Late workers without a place get a helper, as if they had asked for one.
   if (under_way && plan_.is_trees() && base_of_newest())
     for (const WorkerId id : late_workers())
       if (Worker& worker = workers_.at(id); !worker.place.assigned && !helpers_.helper_of(id))
@@ -161,6 +163,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
       if (edge.dials) send_control(workers_.at(edge.worker).control, DialChild{id, worker.view.info.data}, now);
     for (const Parent& edge : worker.place.parents())
       if (const Worker* former = workers_.find(edge.worker); former && !masks.contains(edge.worker))
+        // Ends all grants older than the one just issued.
         send_control(former->control, Release{id, identities_.last_issue_time() - 1}, now);
     worker.place.replace(std::move(assign), now);
     send_control(worker.control, *worker.place.assigned, now);
@@ -205,9 +208,9 @@ void LearnerCore::renew_grants(TimePoint now) {
 
 // Counts the bytes that a child reports to have received from each parent, to compare with the parent's own report.
 // Help is not counted, because its rate does not show what a helper can do.
-void LearnerCore::count_delivered(const Worker& child, const PublicationId& id,
-                                  const std::vector<std::uint32_t>& chunks_before,
-                                  const std::vector<std::uint32_t>& chunks_now) {
+void LearnerCore::count_delivered_bytes(const Worker& child, const PublicationId& id,
+                                        const std::vector<std::uint32_t>& chunks_before,
+                                        const std::vector<std::uint32_t>& chunks_now) {
   const StoredPublication* stored = store_.find(id);
   const auto& assigned = child.place.assigned;
   if (!stored || !assigned || helpers_.helper_of(child.view.info.id) || chunks_before.size() != chunks_now.size() ||
@@ -239,9 +242,9 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   const auto progress_before = std::exchange(reported.progress, {});
   for (const Progress& item : beat.progress) {
     const auto before = progress_before.find(item.publication);
-    count_delivered(worker, item.publication,
-                    before == progress_before.end() ? std::vector<std::uint32_t>(item.chunks.size()) : before->second,
-                    item.chunks);
+    count_delivered_bytes(
+        worker, item.publication,
+        before == progress_before.end() ? std::vector<std::uint32_t>(item.chunks.size()) : before->second, item.chunks);
     reported.progress[item.publication] = item.chunks;
   }
   reported.edges.clear();
@@ -265,7 +268,8 @@ void LearnerCore::measure_hops(TimePoint now) {
     for (const Parent& edge : worker.place.parents()) {
       const Worker* sender = workers_.find(edge.worker);
       if (edge.worker != kLearnerId && !sender) continue;
-      // Not measured: the hop carries older publications, or its sender shares its uplink with workers it helps.
+      // Reported as if nothing had to cross it, because its rate shows nothing: the hop carries older publications, or
+      // its sender shares its uplink with workers that it helps.
       if (is_late(worker) || helpers_.helped_count(edge.worker) > 0) {
         slow_hops_.monitor().observe({edge.worker, id}, /*held_by_sender=*/0, /*held_by_receiver=*/0, std::nullopt,
                                      now);
@@ -305,7 +309,7 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
   const Worker* sender = workers_.find(parent.worker);
   const auto up = parent.worker == kLearnerId ? up_pacer_.rate() : sender ? sender->view.info.up : std::nullopt;
   if (!up) return std::nullopt;
-  // The stripes' share of all chunks. Over this edge comes at most this share of what the learner sends.
+  // The fraction of all chunks that crosses this edge; at most this fraction of what the learner sends.
   const double stripe_share = static_cast<double>(std::popcount(parent.stripe_mask)) / topology().stripes();
   BitRate rate = std::min(BitRate{up->bits_per_s * stripe_share / std::max(stripe_share, copies)},
                           BitRate{learner_up().bits_per_s * stripe_share});

@@ -44,8 +44,8 @@ bool Presence::is_silent_to_child(const LearnerRules& rules, TimePoint now) cons
          now >= std::max(last_frame_at_ + kMissedBeats * rules.heartbeat, earliest_silence(rules));
 }
 
-// Two deadlines after the last frame count: the learned one and the agreed one (heartbeat_timeout). After the earlier
-// one the worker loses its place in the topology. After both it is away and loses its leases.
+// There are two deadlines after the last frame: the learned one, and the agreed one (heartbeat_timeout). After the
+// earlier one, the worker loses its place in the topology. After both, it is away and loses its leases.
 Presence::State Presence::due_state(const LearnerRules& rules, TimePoint now) const {
   const TimePoint learned_deadline =
       is_silent_to_child(rules, now) ? now : std::max(heartbeat_meter_.deadline(), earliest_silence(rules));

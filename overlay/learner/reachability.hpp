@@ -48,8 +48,8 @@ class Reachability {
   bool claim_dial(const Endpoint& to, TimePoint now) { return !blocked_until(to, now); }
   // Whether the parent dials this edge; otherwise its child does.
   bool parent_dials(WorkerId parent, WorkerId child) const;
-  // One end could not open the edge, so it is the other end's turn. They take turns, because the obstacle at either may
-  // pass; an unreachable child always dials itself.
+  // One end could not open the edge, so it is the other end's turn. The ends take turns, because the obstacle at either
+  // may be temporary. If the child is unreachable, the child always dials.
   Turn pass_dial_turn(WorkerId parent, WorkerId child, const Endpoint& child_endpoint, TimePoint now);
   void forget_dial_turns(WorkerId worker);
   void check() const;

@@ -78,7 +78,7 @@ class Roster {
   // A worker connects, for the first time or again.
   Worker& join(WorkerId id, ConnId control, const LearnerRules& rules, TimePoint now);
   // Takes a worker out of the connected ones; empty if it is not among them. set_away() or drop() follows.
-  Workers::node_type disconnect(WorkerId id);
+  Workers::node_type disconnect(WorkerId id);  // `node_type`: an element taken out of the map, which moves as a whole
   void set_away(Workers::node_type worker, const std::string& reason, TimePoint now);
   void drop(Workers::node_type) { ++lost_; }  // the worker is gone for good
   // Forgets a worker that is away. Returns whether there was one.

@@ -28,12 +28,13 @@ bool SlowHops::is_silent_to_several(WorkerId parent, WorkerId child, TimePoint n
   return silent_to.size() >= 2;
 }
 
-// The sender counts as the cause at first, and the receiver gets its place. If the receiver is slow there again, the
-// receiver is the cause. It also is if the sender's other receivers keep up, because they share the sender's uplink.
+// At first the sender is held to be the cause, and the topology changes. If the receiver then receives slowly again,
+// the receiver is the cause. It also is if the sender's other receivers keep up, because they share the sender's
+// uplink.
 std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
                                                     std::optional<BitRate> sender_up, TimePoint now) {
   const auto [from, to] = finding.hop;
-  if (is_slow(to, now)) return std::nullopt;  // it forwards to no other worker
+  if (is_slow(to, now)) return std::nullopt;  // the receiver is known to be slow, and delays no other worker
   const auto suspect = suspected_until_.find(to);
   const bool slow_there_again = suspect != suspected_until_.end() && now < suspect->second;
   const bool blame_receiver = from == kLearnerId || slow_there_again || finding.others_keep_up;
@@ -51,7 +52,7 @@ std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& f
   const WorkerId worker_at_fault = blame_receiver ? to : from;
   SlowWorker& slow = slow_workers_[worker_at_fault];
   slow.slow_until = now + kSlowTime;
-  if (!blame_receiver) {  // all its edges share the uplink, so all of it counts as slower by as much as this edge
+  if (!blame_receiver) {  // all edges share the sender's uplink, so all of it counts as slower by as much as this edge
     const double slowdown = finding.rate.bits_per_s / finding.expected.bits_per_s;
     slow.measured_up = BitRate{std::max(1.0, sender_up ? sender_up->bits_per_s * slowdown : finding.rate.bits_per_s)};
   }

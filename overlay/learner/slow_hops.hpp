@@ -12,7 +12,8 @@ namespace echoline::overlay {
 class SlowHops {
  public:
   static constexpr Duration kSlowTime = std::chrono::seconds(60);  // for this long, a worker at fault forwards nothing
-  // Longer than kSlowTime: a worker that accuses all its parents of being slow costs one of them its place, once.
+  // The receiver of a slow hop is suspected for this long: if it receives slowly again, it is at fault itself. Longer
+  // than kSlowTime, so that a receiver that slows all its hops cannot put the blame on one parent after another.
   static constexpr Duration kSuspicionTime = std::chrono::minutes(2);
   static_assert(kSuspicionTime > kSlowTime + std::chrono::seconds(10));
   // Reports of several children about a silent parent count together if they come within this time.
@@ -36,7 +37,7 @@ class SlowHops {
                                   std::optional<BitRate> sender_up, TimePoint now);
 
   bool is_slow(WorkerId worker, TimePoint now) const;
-  std::optional<BitRate> uplink_of(WorkerId worker) const;  // as it was found to be
+  std::optional<BitRate> uplink_of(WorkerId worker) const;  // as measured when it was found slow; absent: not measured
   const std::vector<SlowHop>& recent() const { return recent_; }
   void forget(WorkerId worker) { slow_workers_.erase(worker); }
   void check() const { ECHO_CHECK(recent_.size() <= kRecentMax && !slow_workers_.contains(kLearnerId)); }

@@ -25,10 +25,10 @@ void TopologyPlan::plan_soon(std::size_t workers, TimePoint now) {
   plan_at_ = std::min(plan_at_, now + kDelay + kDelayPerWorker * static_cast<std::int64_t>(workers));
 }
 
-// Before the first publication, all workers are planned for as if they had joined together. Later, known workers keep
-// their places. The exceptions are best chains and stripes: their best form depends on all workers. Trees are mended.
-// Planning whole trees moves nearly every worker, so it happens only if mended trees are slow, and after longer and
-// longer pauses while trouble goes on.
+// Before the first publication, the whole topology is planned for all workers. Later, workers keep their places where
+// possible: chains get the newcomers added, and trees are mended. Best chains and stripes are always planned as a
+// whole, because their best form depends on all workers. Planning whole trees moves nearly every worker. So it happens
+// only if mended trees are slow, and after longer and longer pauses while trouble goes on.
 chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoint now) {
   plan_at_ = kNever;
   if (!under_way || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
@@ -60,6 +60,7 @@ chains::RepairedTrees TopologyPlan::repair(std::optional<WorkerId> moved_last, c
                               rules_.regions);
 }
 
+// If a whole plan would be much better than these trees, it follows as soon as the pause between whole plans is over.
 chains::Topology TopologyPlan::accept_repaired(chains::RepairedTrees trees, TimePoint now) {
   if (trees.worth_replanning()) plan_at_ = std::min(plan_at_, std::max(now + kDelay, next_whole_trees_at_));
   return std::move(trees.topology);
@@ -72,7 +73,7 @@ chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoin
 chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now) {
   if (is_trees()) return accept_repaired(repair(id, fleet), now);
   if (topology_.policy == kStripes)
-    return next(fleet, /*under_way=*/true, now);  // the worker's uplink counts differently now
+    return next(fleet, /*under_way=*/true, now);  // the caller has changed what this worker may forward
   const auto worker = std::find_if(fleet.workers.begin(), fleet.workers.end(),
                                    [&](const auto& candidate) { return candidate.id == id; });
   ECHO_CHECK(worker != fleet.workers.end(), "worker {} has a place and is not heard", id);
@@ -84,7 +85,7 @@ bool TopologyPlan::take_comparison(std::size_t workers, bool broadcasting, TimeP
   const Duration pause =
       std::max<Duration>(kChooseBeats * rules_.heartbeat, kChoosePerWorker * static_cast<std::int64_t>(workers));
   if (choose_at_ == kNever) choose_at_ = now + pause;
-  if (now < choose_at_ || (broadcasting && now < choose_at_ + pause)) return false;
+  if (now < choose_at_ || (broadcasting && now < choose_at_ + pause)) return false;  // waits at most another `pause`
   choose_at_ = now + pause;
   return true;
 }

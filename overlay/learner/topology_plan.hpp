@@ -47,9 +47,11 @@ class TopologyPlan {
   void plan_soon(std::size_t workers, TimePoint now);
   TimePoint next_deadline() const { return plan_at_; }
   void stop() { plan_at_ = kNever; }
-  // A hop was slow: its stripes lag, and mended trees would leave them behind the others.
+  // A hop was slow, so the stripes it carries lag behind the others. Mending the trees would not change that, so the
+  // next plan is of whole trees.
   void on_slow_hop() { stripes_lag_ = true; }
-  // Returns the topology to set, now that a plan is due. `under_way`: something was published to the present one.
+  // Returns the topology to set, now that a plan is due. `under_way`: versions have been published over the present
+  // one.
   chains::Topology next(const Fleet& fleet, bool under_way, TimePoint now);
   // The topology without a worker that is gone: its children get other parents.
   chains::Topology without(WorkerId id, const Fleet& fleet, TimePoint now);
@@ -75,7 +77,7 @@ class TopologyPlan {
   TimePoint plan_at_ = kNever;
   TimePoint next_whole_trees_at_{};  // before this time, trees are only mended
   Duration whole_trees_pause_{};
-  bool stripes_lag_ = false;
+  bool stripes_lag_ = false;      // since the last plan, a slow hop was found
   TimePoint choose_at_ = kNever;  // of the next comparison
   int faster_in_a_row_ = 0;       // comparisons in a row that another topology won
 };

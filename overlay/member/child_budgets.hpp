@@ -13,15 +13,16 @@ class ChildBudgets {
   static constexpr Duration kBarredTime = std::chrono::minutes(1);
   static constexpr std::size_t kChildrenMax = 1024;
 
-  // Counts a message of this child. kTooMuch: the child is barred from now on. `is_connected`: whether a child has
-  // connections; beyond kChildrenMax, children without any are forgotten. `heartbeat`: the run's heartbeat interval.
-  MessageBudget::Verdict take(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, Duration heartbeat,
-                              const std::function<bool(WorkerId)>& is_connected, TimePoint now) {
+  // Counts a message of this child, and decides what happens to it. kTooMuch: the child is barred for kBarredTime.
+  // `heartbeat`: the run's heartbeat interval. If kChildrenMax children are remembered, those that are neither
+  // connected (`is_connected`) nor barred are forgotten.
+  MessageBudget::Verdict count(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, Duration heartbeat,
+                               const std::function<bool(WorkerId)>& is_connected, TimePoint now) {
     if (children_.size() >= kChildrenMax && !children_.contains(child))
       std::erase_if(children_,
                     [&](const auto& other) { return other.second.barred_until < now && !is_connected(other.first); });
     Child& sender = children_.try_emplace(child, Child{MessageBudget(heartbeat), {}}).first->second;
-    const auto verdict = sender.budget.take(kind, now, bytes);
+    const auto verdict = sender.budget.count(kind, now, bytes);
     if (verdict == MessageBudget::Verdict::kTooMuch) sender.barred_until = now + kBarredTime;
     return verdict;
   }

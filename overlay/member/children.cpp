@@ -44,7 +44,7 @@ void Children::revoke(const WorkerSet& revoked) {
 void Children::close_ungranted(TimePoint now) {
   for (const auto& [child, helped] : grants_.take_ended(identity_.learner_unix_ms(now)))
     for (const ConnId conn : edges_.connections_of(child, helped)) {
-      log::info("worker {}: worker {} is not to be served here any more", config_.state.worker, child);
+      log::info("worker {}: no longer serves worker {}, whose grant has ended", config_.state.worker, child);
       close(conn);
     }
 }
@@ -74,7 +74,7 @@ void Children::refuse(ConnId conn, WorkerId worker, const std::string& why) {
 
 void Children::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   const WorkerId worker = peer.identity.worker;
-  if (peer.identity.kind == trust::PeerIdentity::Kind::kNobody || revoked_.contains(worker) ||
+  if (peer.identity.kind == trust::PeerIdentity::Kind::kAnonymous || revoked_.contains(worker) ||
       budgets_.is_barred(worker, now))
     return transport_.close(conn);
   add_pending_peer(conn, peer, now);
@@ -138,6 +138,7 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
 void Children::open_edge(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
   pending_peers_.erase(conn);
   const bool helped = hello.catch_up_to.has_value();
+  // Help is not for certain stripes, and a further stream of an open edge lists none.
   const bool wanted_was_checked =
       helped || (hello.stream != 0 && !edges_.connections_of(child, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
@@ -172,6 +173,7 @@ void Children::on_child_frame(ConnId conn, WorkerId child, const Frame& frame, T
   refuse(conn, child, "a child sent a message that is not for a parent");
 }
 
+// Only for a child that this worker has dialled before: no other address of a child is known here.
 void Children::dial_more_streams(WorkerId child, std::size_t streams) {
   const auto dialled_before = std::find_if(dialled_.begin(), dialled_.end(),
                                            [&](const auto& dialled) { return dialled.second.worker == child; });
@@ -186,9 +188,9 @@ void Children::dial_more_streams(WorkerId child, std::size_t streams) {
 // more. A child that goes far beyond its budget is closed and barred for a while.
 bool Children::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
   const auto is_connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
-  const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), is_connected, now);
+  const auto verdict = budgets_.count(child, kind, bytes, learner_.heartbeat(), is_connected, now);
   if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kAccept;
-  log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", config_.state.worker, child,
+  log::warn("worker {}: refuses worker {} as a child for {}: it says too much: of {}", config_.state.worker, child,
             echoline::to_text(ChildBudgets::kBarredTime), budgets_.limit_text(child, kind));
   for (const ConnId conn : edges_.connections_of(child)) close(conn);
   return false;

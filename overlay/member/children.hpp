@@ -20,7 +20,7 @@ class Children {
   void dial(const DialChild& child);  // the child cannot reach this worker, so this worker dials the child
   // The child has other parents now: ends its grant and closes its edge.
   void release(const Release& release, TimePoint now);
-  // A beacon is the learner's signed, periodic sign of life. Ends grants that were issued too long before it.
+  // Ends grants that were issued too long before this beacon, the learner's signed heartbeat.
   void on_beacon(const Beacon& beacon);
   void revoke(const WorkerSet& revoked);  // closes the edges of these workers and refuses them from now on
   void close_all();

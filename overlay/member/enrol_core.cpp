@@ -18,6 +18,7 @@ void EnrolCore::start(TimePoint now) {
 
 void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   actions_.push_back(act::Admit{conn});
+  // A machine that has enrolled before shows its key, any other one its token.
   const auto known_authority =
       is_returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
   if (known_authority) return send_control(conn, certificate_request(config_.key, known_authority->key), now);
@@ -30,7 +31,7 @@ void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   trust::wipe(enrol.token);
 }
 
-// The learner may not be up yet, so this is no refusal: a refusal comes as a message.
+// The learner may not be up yet, so this core dials again. A refusal would come as a message.
 void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
   if (deadline_ == kNever) return;
   result_ = fail(Code::kUnavailable, kOperation, "the learner at {}: {}", to_text(config_.learner), reason);

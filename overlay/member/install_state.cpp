@@ -82,12 +82,13 @@ InstallState::Stage InstallState::stage(PublicationStore& store, const std::opti
       return Stage::kBaseMismatch;
     }
     auto delivery = store.delivery(*store.find(key));
-    if (!delivery) return Stage::kNothing;  // parts of it come from disk
-    delivery->publication.activate = false;
+    if (!delivery) return Stage::kNothing;   // some of its chunks are being read from disk
+    delivery->publication.activate = false;  // only the last one is activated, below
     reached = Installed{key.version, delivery->publication.policy_digest, epoch_};
     staged.deliveries.push_back(std::move(*delivery));
   }
   if (staged.deliveries.empty()) return Stage::kNothing;
+  // A floor of an earlier epoch is void.
   const bool floor_is_of_epoch = floor && floor->epoch == epoch_;
   if (floor_is_of_epoch && reached->version < floor->version) return Stage::kNothing;
   if (floor_is_of_epoch && reached->version == floor->version && reached->policy_digest != floor->policy_digest) {
@@ -129,7 +130,7 @@ std::optional<Version> InstallState::oldest_needed_for(const PublicationKey& key
     return key.base == position_->version ? std::optional(next_version()) : std::nullopt;
   }
   if (key.full()) return can_start_with(key) ? std::optional(key.version) : std::nullopt;
-  // By version that stored publications can restore: the newest snapshot from which they can.
+  // For each version that stored publications lead to: the newest snapshot from which they do.
   std::map<Version, Version> snapshot_for;
   for (const auto& [stored_key, stored] : store.entries()) {
     const auto base = stored_key.base ? snapshot_for.find(*stored_key.base) : snapshot_for.end();

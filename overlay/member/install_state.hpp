@@ -1,8 +1,9 @@
-// The progress of a worker's installations. The position is the version staged or delivered to the application last. It
-// never goes back within an epoch, the time until the learner withdraws versions. A publication is staged until the
-// disk permits its delivery. A repair is a full snapshot that is needed after a failure. The floor is the version on
-// disk below which the worker does not go after a restart; it is stored before the publication goes to the application.
-// No I/O and no clock.
+// The progress of a worker's installations. No I/O and no clock.
+//
+// The floor is a version in the state file: after a restart, the worker activates no older one. So a publication is
+// first staged; it is delivered to the application once its version is the floor on disk. The position is the version
+// staged or delivered last. It grows until the learner withdraws versions, which begins a new epoch, or until an
+// installation fails. After a failure the worker needs a repair: a full snapshot.
 #pragma once
 #include <map>
 #include <optional>
@@ -17,11 +18,11 @@ class InstallState {
  public:
   static constexpr int kInstallFailuresMax = 3;  // in a row, before the worker gives up
 
-  // Publications that go to the application once the floor is the version of the last one.
+  // Publications that go to the application together, once the version of the last one is the floor on disk.
   struct Staged {
     std::vector<act::Deliver> deliveries;
     Installed last;
-    std::optional<Installed> position_before;
+    std::optional<Installed> position_before;  // the position to return to if they are unstaged
     TimePoint staged_at;
     Version first() const { return deliveries.front().publication.version; }
   };
@@ -62,10 +63,10 @@ class InstallState {
 
   // Whether this publication can be installed next: a delta on the position, or a newer full snapshot.
   bool is_next(const StoredPublication& stored) const;
-  // Returns the oldest version whose publication is needed to install this one. Absent if it starts neither at the
-  // worker's version nor at one that stored publications can restore.
+  // Returns the oldest version whose publication is needed to install this one. Absent if this one cannot be installed:
+  // it is a delta on neither the worker's version nor one that stored publications lead to.
   std::optional<Version> oldest_needed_for(const PublicationKey& key, const PublicationStore& store) const;
-  // The oldest version still needed if `from` is needed. Staged publications always are.
+  // The oldest version whose publication is still needed, if those from `from` on are. Staged ones always are.
   Version oldest_needed(Version from) const { return staged_ ? std::min(from, staged_->first()) : from; }
   Version next_version() const { return {position_ ? position_->version.value + 1 : 0}; }
 

@@ -58,7 +58,7 @@ void LearnerLink::send_application(Slice bytes, TimePoint now) {
   if (!membership_.is_joined()) return;
   unsent_.push(std::move(bytes));
   if (unsent_.bytes() > kUnsentBytesMax)
-    return close_and_redial(fmt::format("it does not take its messages: {} bytes are waiting", unsent_.bytes()), now);
+    return close_and_redial(fmt::format("it does not take its messages: {} bytes wait for it", unsent_.bytes()), now);
   uplink_.wake(unsent_);
   uplink_.pump(now);
 }
@@ -84,8 +84,8 @@ void LearnerLink::on_lost(const std::string& reason, TimePoint now) {
   incoming_ = {};
   if (membership_.on_lost(now)) actions_.push_back(act::Away{reason});
   if (!membership_.is_away()) return;
-  log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", config_.state.worker,
-            reason, membership_.redials(), echoline::to_text(membership_.redial_at() - now),
+  log::warn("worker {}: the learner is out of reach: {}; attempt {} to reconnect follows in {}; gives up in {}",
+            config_.state.worker, reason, membership_.redials(), echoline::to_text(membership_.redial_at() - now),
             echoline::to_text(membership_.away_until() - now));
 }
 
@@ -127,7 +127,7 @@ LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
 LearnerLink::Event LearnerLink::on_certificate_answer(const ControlMessage& message, TimePoint now) {
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) {
     if (membership_.on_refused())
-      return Ended{"this machine's certificate has ended and the learner gives it no other: " + goodbye->reason};
+      return Ended{"this machine's certificate has expired and the learner issues no other: " + goodbye->reason};
     close_and_redial(goodbye->reason, now);
     return {};
   }
@@ -136,7 +136,7 @@ LearnerLink::Event LearnerLink::on_certificate_answer(const ControlMessage& mess
   transport_.close(membership_.conn());
   identity_.set_clock(enrolled->unix_ms, now);
   identity_.accept(enrolled->certificate, now);
-  log::info("worker {}: its certificate had ended, the learner has given it another", config_.state.worker);
+  log::info("worker {}: its certificate had expired, the learner has issued another", config_.state.worker);
   membership_.on_certified();
   dial(now);
   return {};
@@ -175,8 +175,8 @@ std::optional<LearnerLink::Ended> LearnerLink::on_welcome(const Welcome& welcome
   const Duration clock_lag = identity_.clock_offset();  // positive: this machine's clock is behind
   if (clock_lag > kClockTolerance || clock_lag < -kClockTolerance)
     report_trouble(
-        fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
-                    "but set it",
+        fmt::format("the clock of this machine is {} {} the learner's, by which certificates expire: the worker allows "
+                    "for that, but the clock should be set",
                     echoline::to_text(std::max(clock_lag, -clock_lag)), clock_lag > Duration{} ? "behind" : "ahead of"),
         now);
   return std::nullopt;

@@ -38,7 +38,8 @@ class LearnerLink {
   // Logs a problem of this machine and reports it to the learner, once in kTroublePause.
   void report_trouble(const std::string& what, TimePoint now);
 
-  // Returns whether the caller must send Hello now.
+  // The connection is open. Returns whether the caller must send Hello now; otherwise this class asks for a
+  // certificate.
   bool on_connected(TimePoint now);
   void on_closed(const std::string& reason, TimePoint now);
   // Returns a message that concerns other components, or the reason why the worker must end.

@@ -1,6 +1,6 @@
 // The heartbeats between a worker and its learner: when the worker's next one leaves, and when the learner counts as
 // silent. The learner is silent after the patience that it has stated, or after the time learned from its beacons,
-// whichever is later. A beacon is the learner's signed, periodic sign of life. No I/O and no clock.
+// whichever is later. A beacon is the learner's signed heartbeat. No I/O and no clock.
 #pragma once
 #include "overlay/core.hpp"
 
@@ -8,7 +8,7 @@ namespace echoline::overlay {
 
 class LearnerPulse {
  public:
-  // The learner's welcome: one beacon and one heartbeat in every interval.
+  // The learner has welcomed the worker: from now on, one beacon and one heartbeat are due in every interval.
   void begin(Duration heartbeat, Duration patience, TimePoint now) {
     heartbeat_ = heartbeat;
     patience_ = patience;

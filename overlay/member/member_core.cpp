@@ -8,8 +8,8 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Version kLatestVersion{~std::uint64_t{0}};
-constexpr std::size_t kHoldingsReportedMax = 64;  // whole publications listed in a heartbeat, the newest ones
+constexpr Version kLatestVersion{~std::uint64_t{0}};  // above all versions
+constexpr std::size_t kHoldingsReportedMax = 64;      // whole publications listed in a heartbeat, the newest ones
 
 }  // namespace
 
@@ -137,8 +137,8 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   if (beacon->expires_unix_ms < identity_.learner_unix_ms(now))
     return log::warn("worker {}: ignores a beacon that has expired", self());
   if (beacon->epoch < install_state_.epoch()) return;
-  // The welcome, which set the clock, may have been read hours late. If the learner's own beacon is from the future,
-  // the clock here is behind.
+  // The clock was set by the welcome, which may have been read hours late. If the learner's own beacon is from the
+  // future by this clock, the clock is behind.
   if (first_hand && beacon->issued_unix_ms > identity_.learner_unix_ms(now))
     identity_.set_clock(beacon->issued_unix_ms, now);
   beacon_ = as_signed;

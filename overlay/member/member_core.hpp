@@ -92,7 +92,7 @@ class MemberCore final : public Core {
   Parents parents_;
   Children children_;
   PartsFeed parts_;
-  std::optional<Signed> beacon_;  // the learner's newest signed sign of life, forwarded to children
+  std::optional<Signed> beacon_;  // the learner's newest signed heartbeat, forwarded to children
   std::string heartbeat_payload_;
   Counters counters_;
 };

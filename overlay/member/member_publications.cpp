@@ -101,6 +101,7 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
   const StoredPublication* stored = store_.find(frame.chunk.publication);
   const auto needed = stored ? install_state_.oldest_needed_for(stored->key(), store_) : std::nullopt;
   const bool can_be_installed = needed.has_value();
+  // To make room for this chunk, the store may drop publications of older versions than these need.
   Version first_needed = needed.value_or(install_state_.next_version());
   if (stored && stored->key().full()) first_needed = stored->key().version;
   const Version keep_from = install_state_.oldest_needed(first_needed);  // staged publications are still needed
@@ -125,7 +126,7 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
         stall_.begin_wait(now);
         return children_.on_store_changed(now);
       default:
-        ++counters_.chunks_duplicate;  // its publication was dropped here, or a full snapshot overtook it
+        ++counters_.chunks_duplicate;  // its publication was dropped, or a full snapshot has made it superfluous
         return;
     }
   }
@@ -149,8 +150,8 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
 
 // ---- to the application ----
 
-// A delta on the present position is closed, so its digest is known. It becomes the floor while its last chunks arrive:
-// the worker need not wait for the disk later.
+// Called for a publication whose manifest has come. If it is a delta on the present position, its version becomes the
+// floor while its last chunks arrive, so that its delivery need not wait for the disk later.
 void MemberCore::save_next_floor(const PublicationId& id) {
   const StoredPublication* stored = store_.find(id);
   if (!file_.durable() || install_state_.staged() || is_idle() || !stored) return;
@@ -170,8 +171,8 @@ void MemberCore::deliver(TimePoint now) {
     case InstallState::Stage::kNothing:
       return;
     case InstallState::Stage::kBaseMismatch:
-      log::warn("worker {}: {} is refused: it is for another version {} than the one here", self(), to_text(mismatched),
-                *mismatched.base);
+      log::warn("worker {}: {} is refused: its base, version {}, has another digest than the version installed here",
+                self(), to_text(mismatched), *mismatched.base);
       store_.erase(mismatched);
       parents_.request_help(*install_state_.repair_version_min(), now);
       return children_.on_store_changed(now);
@@ -194,7 +195,7 @@ void MemberCore::activate_staged(TimePoint now) {
   if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(), [&](const act::Deliver& staged_delivery) {
         return staged_delivery.spooled && !store_.find(*staged_delivery.spooled);
       })) {
-    install_state_.unstage();  // the disk lost it while the floor was being saved
+    install_state_.unstage();  // a publication was dropped from the disk while the floor was being saved
     stall_.on_chunks_lost();
     stall_.on_position_void(now);
     deliver(now);  // publications that came meanwhile and do not need the lost one
@@ -223,7 +224,8 @@ void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const 
 void MemberCore::on_chunk_read(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
   if (has_ended()) return;
   if (!store_.on_chunk_read(id, chunk, data ? *std::move(data) : Slice())) {
-    log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", self());
+    log::error("worker {}: the disk returned other bytes than were written, or none; the publication is dropped",
+               self());
     stall_.on_chunks_lost();
     parents_.send_have(now);
     children_.on_store_changed(now);

@@ -6,7 +6,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
+constexpr Duration kRedialFirst = std::chrono::milliseconds(100);  // pause before the first attempt; then doubled
 constexpr Duration kRedialMax = std::chrono::seconds(10);
 constexpr int kRedialDoublingsMax = 8;
 
@@ -59,6 +59,7 @@ void Membership::on_answered() {
   if (connection_ == Connection::kGreeted) move_to(Connection::kAnswered);
 }
 
+// If the learner closed the connection without an answer to the hello, it may have refused the certificate.
 void Membership::on_disconnected() {
   if (connection_ == Connection::kGreeted) next_connection_ = NextConnection::kAsks;
 }

@@ -28,14 +28,15 @@ class Membership {
   // The one connection to the learner.
   enum class Connection : std::uint8_t {
     kNone,           // while joining or away: the next attempt is at redial_at_
-    kDialling,       // to say hello
-    kDiallingToAsk,  // without a certificate, because the present one has expired or is refused.
+    kDialling,       // dialled, to say hello
+    kDiallingToAsk,  // dialled anonymously, to ask for a certificate, because the present one has expired or is refused
     kAsking,         // open, and the learner was asked for another certificate
     kGreeted,        // open, and the worker has said hello: the learner takes its messages
     kAnswered,       // the learner has answered
   };
 
-  // `seed`: different for every worker, so that workers that lost the learner together do not all come back at once.
+  // `seed`: of the random pauses. It differs between workers, so that workers that lost the learner together do not all
+  // come back at once.
   explicit Membership(std::uint64_t seed) : jitter_(seed, 7) {}
 
   void start(TimePoint now, Duration join_timeout);

@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kRedialFirst = std::chrono::milliseconds(50);  // doubled at every failure
 constexpr Duration kRedialMax = std::chrono::seconds(2);
 constexpr int kEdgeRedialDoublingsMax = 10;
-constexpr int kHelperFailuresMax = 3;    // then another helper is asked for
+constexpr int kHelperFailuresMax = 3;    // after so many failures, the worker asks for another helper
 constexpr std::size_t kProgressMax = 4;  // publications reported at a time, newest first
 
 }  // namespace
@@ -63,8 +63,9 @@ void Parents::assign(const Assign& assign, TimePoint now) {
 void Parents::on_help(const Help& help, TimePoint now) {
   stall_.on_help();
   if (helper_ || install_state_.has_reached(help.target)) return;
-  // The only parent, which sends all stripes, can help by itself. It counts all chunks as sent, so its edge is opened
-  // again. Before the first assignment after an absence, the list of parents may be outdated.
+  // If the helper is the only parent, which sends all stripes, its edge is opened again: the parent then is told
+  // which chunks are missing here. Not before the first assignment after an absence, because the list of parents
+  // may be outdated.
   const auto parent = parents_.find(help.from.worker);
   const bool is_only_parent = parent != parents_.end() && parents_.size() == 1;
   if (learner_.membership().is_assigned() && is_only_parent && !help.full_only && parent->second.is_open()) {
@@ -75,7 +76,7 @@ void Parents::on_help(const Help& help, TimePoint now) {
   stall_.restart_for_helper(now);  // even if chunks came while the learner sought a helper
   EdgeTerms terms{.parent = help.from, .grant = help.grant, .catch_up_to = help.target, .full_only = help.full_only};
   helper_.emplace(std::move(terms), std::exchange(helper_silences_, 0));
-  send_have(now);  // the parents need not send it as well
+  send_have(now);  // tells the parents not to send what the helper brings
   open(*helper_, now);
 }
 
@@ -256,8 +257,8 @@ void Parents::end_help_if_done(TimePoint now) {
 }
 
 void Parents::on_stall(TimePoint now) {
-  // A new connection without any frame may have a slow path: its first bytes queue behind all others there. So the next
-  // call for help waits longer.
+  // If nothing has come over a new connection, its path may be slow: the first bytes queue behind those of other
+  // connections. So the next call for help waits longer.
   const auto has_received_nothing = [](const auto& parent) { return parent.second.has_received_nothing(); };
   const bool is_unanswered =
       helper_ ? helper_->has_received_nothing() : std::any_of(parents_.begin(), parents_.end(), has_received_nothing);
@@ -269,7 +270,8 @@ void Parents::on_stall(TimePoint now) {
 
 // ---- versions and chunks of this worker ----
 
-// The parents do not send what a helper brings.
+// The version to report as this worker's. For parents, it is the one to which the helper brings the worker, so that
+// they do not send the same.
 std::optional<Version> Parents::position_for(const Upstream& upstream) const {
   const auto position = install_state_.version();
   return helper_ && !upstream.is_helper() ? std::max(position, helper_->terms.catch_up_to) : position;

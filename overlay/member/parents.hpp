@@ -11,7 +11,8 @@ namespace echoline::overlay {
 
 class Parents {
  public:
-  // Half of what the learner accepts (MessageBudget): many parents may fail at once.
+  // The reports of failed edges that this worker sends: half of what the learner accepts (MessageBudget), because many
+  // parents may fail at once.
   static constexpr Allowance kFailureReports{.burst = 128, .per_s = 8};
   static constexpr int kCorruptChunksMax = 2;  // of one parent; then the edge is given up
 
@@ -94,7 +95,7 @@ class Parents {
   Transport& transport_;
   std::map<WorkerId, Upstream> parents_;
   std::optional<Upstream> helper_;
-  int helper_silences_ = 0;    // failures of the last helper by heartbeat timeout; the next one starts with them
+  int helper_silences_ = 0;  // failures of the last helper by heartbeat timeout; the next helper starts with this count
   std::uint32_t stripes_ = 1;  // number of stripes, the shares in which a publication travels
   bool reading_paused_ = false;
   TokenBucket failure_reports_{kFailureReports};

@@ -21,7 +21,7 @@ void PartsFeed::deliver(const PublicationId& id, const InstallState& install_sta
   StoredPublication& stored = *store.find(key);
   for (; unread_bytes_ < unread_bytes_max_ && stored.have.contains(feed.chunks_delivered); ++feed.chunks_delivered) {
     const StoredChunk* chunk = store.fetch(stored, feed.chunks_delivered);
-    if (!chunk) return;  // it comes from disk
+    if (!chunk) return;  // it is being read from disk
     const std::uint64_t offset = std::uint64_t{feed.chunks_delivered} * stored.announcement.chunk_bytes;
     actions.push_back(
         act::DeliverPart{{.id = id, .version = key.version, .base = key.base, .offset = offset, .bytes = chunk->data}});

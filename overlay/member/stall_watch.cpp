@@ -5,7 +5,7 @@
 
 namespace echoline::overlay {
 
-// Counts the first kBegunMax publications.
+// Publications beyond the first kBegunMax do not count.
 bool StallWatch::is_new_maximum(const PublicationKey& key, std::uint32_t chunks) {
   if (most_chunks_.size() >= kBegunMax && !most_chunks_.contains(key)) return false;
   std::uint32_t& maximum = most_chunks_[key];
@@ -39,6 +39,7 @@ bool StallWatch::take_stall(TimePoint now) {
 
 bool StallWatch::begin_call(Duration pause, TimePoint now) {
   if (called_at_ != kNever && now < called_at_ + pause) {
+    // So that deadline() is not after the end of the pause.
     last_progress_at_ = std::min(last_progress_at_, called_at_ + pause - patience());
     return false;
   }

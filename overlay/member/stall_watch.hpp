@@ -13,8 +13,8 @@ namespace echoline::overlay {
 class StallWatch {
  public:
   static constexpr int kStallHeartbeats = 20;  // heartbeats without progress, before the worker asks for help
-  // The time doubles with every refusal of the store and with every call for help without effect, but only for the
-  // first few of them.
+  // That time doubles with every chunk that the store refuses, and with every call for help without an answer, up to
+  // these numbers of times.
   static constexpr int kDoublingRefusalsMax = 3, kDoublingCallsMax = 2;
   // Publications whose chunks count as progress until one is activated or help is asked for. Without a limit, parents
   // that complete none of them could delay the call for help for ever.
@@ -53,7 +53,7 @@ class StallWatch {
 
   // Returns whether there was no progress for too long, once.
   bool take_stall(TimePoint now);
-  // No frame has come from the helper or a parent since it was dialled.
+  // A call for help had no effect: no frame has come from the helper or a parent since it was dialled.
   void count_unanswered_call() { ++unanswered_calls_; }
   // Returns whether the worker may call for help now, and records the call. A call must come at least `pause` after the
   // one before. If it comes too soon, the next stall comes at the end of that pause.

@@ -61,7 +61,7 @@ void Upstream::add_dialled(ConnId conn) {
 std::uint32_t Upstream::open_stream(ConnId conn, Duration heartbeat, TimePoint now) {
   const auto stream = find(conn);
   stream->is_open = true;
-  if (state_ == State::kOpen) return std::max(1u, stream->number);
+  if (state_ == State::kOpen) return std::max(1u, stream->number);  // 0 would begin a new edge
   move_to(State::kOpen);
   status_meter_.begin(heartbeat, now, silences_);
   has_received_frame_ = false;

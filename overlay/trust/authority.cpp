@@ -89,7 +89,7 @@ Result<Authority> Authority::create(std::string run_id, SigningKey key) {
 Result<std::vector<std::byte>> Authority::issue(const CertificateRequest& request) const {
   constexpr std::string_view kOperation = "issue certificate";
   const bool is_for_worker = request.kind == PeerIdentity::Kind::kWorker;
-  if (request.kind == PeerIdentity::Kind::kNobody || is_for_worker == (request.worker == kLearnerId))
+  if (request.kind == PeerIdentity::Kind::kAnonymous || is_for_worker == (request.worker == kLearnerId))
     return fail(Code::kInvalid, kOperation,
                 "expected the learner (worker id 0) or a worker (1 or more), found worker id {}", request.worker);
   if (request.serial == 0 || request.serial >> 63)

@@ -23,10 +23,10 @@ inline constexpr Duration kWorkerLifetimeMax = std::chrono::hours(1);
 // Certificates are valid from this long before their issue, for machines whose clocks are late.
 inline constexpr Duration kClockTolerance = std::chrono::minutes(5);
 
-// The identity of a peer, from its certificate. kNobody: it has no certificate.
+// The identity of a peer, from its certificate. kAnonymous: it has no certificate.
 struct PeerIdentity {
-  enum class Kind { kNobody, kLearner, kWorker };
-  Kind kind = Kind::kNobody;
+  enum class Kind { kAnonymous, kLearner, kWorker };
+  Kind kind = Kind::kAnonymous;
   WorkerId worker{};         // kLearnerId unless kind is kWorker
   std::uint64_t serial = 0;  // of the certificate; revocations name it
   double expires_unix_s = 0;
@@ -38,11 +38,11 @@ std::string to_text(const PeerIdentity& identity);
 
 struct CertificateRequest {
   PublicKey subject{};
-  PeerIdentity::Kind kind = PeerIdentity::Kind::kNobody;  // kLearner or kWorker
-  WorkerId worker{};                                      // 1 or more for a worker, kLearnerId for the learner
-  std::uint64_t serial = 0;                               // 1 .. 2^63-1, unique in this run
-  double now_unix_s = 0;                                  // rounded down to whole seconds; 0 .. the year 9998
-  Duration lifetime = kWorkerLifetimeMax;                 // at least a second; a worker's at most kWorkerLifetimeMax
+  PeerIdentity::Kind kind = PeerIdentity::Kind::kAnonymous;  // kLearner or kWorker
+  WorkerId worker{};                                         // 1 or more for a worker, kLearnerId for the learner
+  std::uint64_t serial = 0;                                  // 1 .. 2^63-1, unique in this run
+  double now_unix_s = 0;                                     // rounded down to whole seconds; 0 .. the year 9998
+  Duration lifetime = kWorkerLifetimeMax;                    // at least a second; a worker's at most kWorkerLifetimeMax
 };
 
 // Hash of the key's SubjectPublicKeyInfo in DER form. Tokens name a run's authority by it.

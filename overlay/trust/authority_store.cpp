@@ -50,7 +50,7 @@ Secret key_and_certificate_pem(const Authority& authority) {
   return Secret(content(*bio));
 }
 
-// Writes a file that only the owner may read, unless one exists: that one stays. Either way, a complete file is on disk
+// Writes a file that only the owner may read, unless the file exists already. Either way, a complete file is on disk
 // afterwards.
 Status write_private_once(const fs::path& path, std::string_view text) {
   constexpr std::string_view kWriteOperation = "write run authority";
@@ -92,7 +92,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   ECHO_ASSIGN(std::string text, read_file(path, kPemBytesMax));
   const Secret pem(std::move(text));
   const BioPtr bio(BIO_new_mem_buf(pem.reveal().data(), static_cast<int>(pem.reveal().size())));
-  // without it, OpenSSL would ask the terminal for a password
+  // Without this callback, OpenSSL would ask the terminal for a password.
   const auto no_password = [](char*, int, int, void*) { return -1; };
   const KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
   const CertificatePtr certificate(key ? PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr) : nullptr);

@@ -59,6 +59,7 @@ bool has_extensions(X509& x509, std::uint32_t flags_wanted) {
   return (flags & (EXFLAG_INVALID | EXFLAG_CRITICAL)) == 0 && (flags & flags_wanted) == flags_wanted;
 }
 
+// Whether this is the certificate of a node, not of an authority.
 bool is_leaf(X509& x509) {
   constexpr std::uint32_t kBothEnds = XKU_SSL_SERVER | XKU_SSL_CLIENT;
   return has_extensions(x509, EXFLAG_BCONS | EXFLAG_KUSAGE | EXFLAG_XKUSAGE) &&
@@ -76,7 +77,7 @@ Error unreadable() {
 
 std::string to_text(const PeerIdentity& identity) {
   switch (identity.kind) {
-    case PeerIdentity::Kind::kNobody:
+    case PeerIdentity::Kind::kAnonymous:
       return "nobody";
     case PeerIdentity::Kind::kLearner:
       return "the learner";

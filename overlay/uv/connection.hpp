@@ -9,9 +9,9 @@ namespace echoline::overlay {
 
 struct Connection {
   enum class Stage : std::uint8_t {
-    kOpening,   // the core does not know it yet, or has only dialled it
+    kOpening,   // its handshake is not done; the core knows it only if the core has dialled it
     kOpen,      // the core knows it
-    kFetching,  // it fetches the bundle; for the core, it is closed
+    kFetching,  // its peer downloads the bundle; for the core, it is closed
     kLeaving,   // the core is done with it: it is flushed, then closed
   };
   // The properties of a connection that this node dials.

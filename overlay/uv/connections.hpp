@@ -37,7 +37,7 @@ class Connections {
   Connection* first_to_close() const;
 
   void mark_for_flush(Connection& connection);
-  // Calls `flush` for each connection marked since the last call.
+  // Calls `flush` for each connection that was marked since the last call and still exists.
   template <class Flush>
   void flush_marked(Flush flush) {
     for (const ConnId id : std::exchange(flush_list_, {}))

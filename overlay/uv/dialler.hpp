@@ -30,9 +30,9 @@ class AddressTurns {
 
 // The address of one dial.
 struct FoundAddress {
-  std::string failure;  // not empty: there is no address
+  std::string failure;  // the reason why there is no address; empty: there is one
   sockaddr_storage address{};
-  std::size_t turn = 0;
+  std::size_t turn = 0;  // of the name, for AddressTurns::on_failed()
 };
 
 class Dialler {

@@ -80,7 +80,7 @@ fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
 
 Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", kStateBytesMax); }
 
-// `on_frame` returns whether the frame's publication is still needed. Spools without such a frame are deleted.
+// Reads the log of each spool as a stream of frames, and the bytes of chunks from the payload beside it.
 void Disk::recover(const std::function<bool(Frame)>& on_frame) {
   std::vector<fs::path> logs, payloads_without_log;
   std::error_code error;
@@ -115,7 +115,7 @@ void Disk::recover(const std::function<bool(Frame)>& on_frame) {
         is_readable = bytes && decoder.adopt(Slice(std::vector<std::byte>(*bytes)));
       }
       if (auto frame = decoder.take()) {
-        readable_end = log_offset;  // room() ends where the frame ends, so each read does too
+        readable_end = log_offset;  // room() never reaches beyond the current frame, so no read does
         if (frame->type == FrameType::kControl) {
           const auto message = decode_control(frame->body.bytes());
           if (message && std::holds_alternative<SignedAnnouncement>(*message))

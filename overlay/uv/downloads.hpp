@@ -15,7 +15,8 @@ class Downloads {
   // `size`: of the file.
   Downloads(BundleGate gate, Bytes size) : gate_(std::move(gate)), size_(size) {}
 
-  // BundleGate::on_request(). If the answer admits the machine, its download waits until take_turns() returns it.
+  // Answers a request (BundleGate::on_request()). If the answer admits the machine, its download waits until
+  // take_turns() returns it.
   BundleGate::Answer begin(ConnId conn, std::string_view request, double now_unix_s);
   // Downloads whose turn at the gate has come since the last call.
   std::vector<ConnId> take_turns();

@@ -34,7 +34,7 @@ Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
 
 Driver::~Driver() {
   ECHO_CHECK(!loop_.is_running(), "destroyed while running");
-  disk_.reset();  // before the members that its thread posts to
+  disk_.reset();  // ends the disk's thread before the members that this thread uses
 }
 
 void Driver::run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start) {
@@ -135,14 +135,14 @@ void Driver::accept(int status) {
   arm_timer();
 }
 
-// Ends the least valuable connection. False: there is none.
+// Closes the connection that is needed least. False: there is none to close.
 bool Driver::make_room() {
   Connection* const to_close = connections_.first_to_close();
   if (to_close) close_at_once(*to_close);
   return to_close != nullptr;
 }
 
-// Starts TLS.
+// The TCP connection is open, or has failed. Starts TLS.
 void Driver::on_connected(Connection& connection, int status) {
   if (connection.is_leaving()) return;
   if (status != 0) {
@@ -205,7 +205,7 @@ bool Driver::read_plaintext(Connection& connection) {
     if (connection.tls->peer_closed()) on_lost(connection, "closed by the peer");
     return false;
   }
-  if (connection.is(Stage::kFetching)) return true;  // the peer has sent its request already
+  if (connection.is(Stage::kFetching)) return true;  // ignores what the peer sends after its request
   if (!std::exchange(connection.has_received, true) && downloads_ && !connection.dialled &&
       BundleGate::is_request(room.front())) {
     begin_request(connection, std::string(reinterpret_cast<const char*>(room.data()), *bytes_read));
@@ -373,8 +373,8 @@ void Driver::apply_reading(Connection& connection) {
 
 void Driver::flush(Connection& connection) {
   if (connection.tls && connection.tls->has_output()) {
-    const std::vector<std::byte> handshake_bytes = connection.tls->take_output();  // or an alert
-    connection.socket.block().insert(connection.socket.block().end(), handshake_bytes.begin(), handshake_bytes.end());
+    const std::vector<std::byte> session_bytes = connection.tls->take_output();  // of the handshake, or an alert
+    connection.socket.block().insert(connection.socket.block().end(), session_bytes.begin(), session_bytes.end());
   }
   Socket::Flushed flushed = connection.socket.flush();
   if (!flushed.failure.empty()) return report_lost_later(connection.id, std::move(flushed.failure));
@@ -382,7 +382,7 @@ void Driver::flush(Connection& connection) {
     later_.push_back([this, id = connection.id, frame_bytes = flushed.frame_bytes] {
       if (connections_.find(id)) core_->on_sent(id, frame_bytes, now());
     });
-  if (flushed.all) perform_actions();
+  if (flushed.all) perform_actions();  // runs the event just queued, unless a caller performs actions already
 }
 
 // Flushes, ends the output, and waits for the peer's end. Closing without a flush could destroy bytes in flight.

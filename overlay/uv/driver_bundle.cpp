@@ -5,7 +5,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kStalledMax = std::chrono::seconds(60);  // longest time without the peer taking a block
+constexpr Duration kStalledMax = std::chrono::seconds(60);  // a peer that takes no block for this long is closed
 
 }  // namespace
 
@@ -18,7 +18,8 @@ struct Driver::BundleRead {
   std::vector<char> block;
 };
 
-// `request`: its first bytes. All known clients send a request's head in one piece.
+// `request`: the first bytes of the HTTP request. Reads the rest that has arrived; all known clients send a request's
+// head in one piece.
 void Driver::begin_request(Connection& connection, std::string request) {
   core_->on_closed(connection.id, "it asks for the bundle", now());
   connection.move_to(Stage::kFetching);

@@ -31,7 +31,7 @@ std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound);
 // one; otherwise loopback.
 struct Listening {
   std::string host;
-  bool leaf = false;  // the learner's other workers cannot reach it
+  bool leaf = false;  // the learner's other workers cannot reach it, so it will not forward
 };
 Listening listening_for(const std::string& bind_host, bool advertised, const std::string& learner);
 

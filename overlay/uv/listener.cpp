@@ -75,6 +75,7 @@ Status Listener::open(const Endpoint& bind, std::uint16_t preferred_port) {
   return ok();
 }
 
+// Adds a handle to the loop. It owns a copy of the socket, because detach() closes the handle's descriptor.
 Status Listener::attach() {
   const int fd = ::fcntl(socket_, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return fail(Code::kIo, "listen", "{}", std::strerror(errno));

@@ -10,8 +10,8 @@
 
 namespace echoline::overlay {
 
-// If the process has no free file, libuv would retry accepting forever. The listener then pauses. The loop does not
-// know it, the socket stays, and connections wait in its backlog.
+// If the process has no free file, libuv would retry accepting forever. So the listener pauses: it removes its handle
+// from the loop but keeps the socket, in whose backlog connections wait.
 class Listener {
  public:
   static constexpr Duration kPause = std::chrono::seconds(1);

@@ -80,7 +80,7 @@ void LoopThread::on_timer() {
   const TimePoint fired_at = now();
   if (const auto pause = pauses_.take(fired_at)) {
     events_.paused(*pause);
-    timer_.arm(fired_at + std::chrono::milliseconds(1));  // the loop polls once before its next look at the timers
+    timer_.arm(fired_at + std::chrono::milliseconds(1));  // the loop reads the sockets before this timer fires
     return;
   }
   events_.timer(fired_at);

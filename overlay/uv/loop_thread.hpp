@@ -19,14 +19,14 @@ class LoopThread {
   // Called on the loop thread.
   struct Events {
     std::function<void(TimePoint)> timer;
-    // This process was stopped for so long. Messages that came meanwhile are read before `timer` is called.
+    // This process was suspended for this long. Messages that came meanwhile are read before `timer` is called.
     std::function<void(Duration)> paused;
     std::function<void()> after_work;  // after each piece of posted work
     std::function<void()> idle;        // all posted work is done
   };
 
   explicit LoopThread(Events events);
-  ~LoopThread();  // the thread has ended; runs the loop until all handles are closed
+  ~LoopThread();  // call join() before; runs the loop until all handles are closed
   LoopThread(const LoopThread&) = delete;
   LoopThread& operator=(const LoopThread&) = delete;
 

@@ -40,7 +40,7 @@ Slice slice_of(std::shared_ptr<const std::string> bytes) {
 template <class Send>
 Status post_message(Driver& driver, std::shared_ptr<const std::string> bytes, Send send) {
   if (bytes->size() > kMessageBytesMax)
-    return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} may be", bytes->size(),
+    return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} are allowed", bytes->size(),
                 kMessageBytesMax);
   const bool is_posted = driver.post(
       [send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) { send(message, now); });
@@ -199,7 +199,7 @@ struct PublicationWriter::Impl {
   LearnerNode::Impl* node;
   Sealer sealer;
   bool finished = false;
-  Duration sealing{};  // time that this thread has spent sealing
+  Duration sealing{};  // time that the writer's thread has spent sealing
   std::shared_ptr<Refusal> refusal = std::make_shared<Refusal>();
 
   Status refused() const {
@@ -453,14 +453,15 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
     const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
     const bool is_own_certificate = identity && identity->key == key.public_key();
     const bool is_expired = is_own_certificate && identity->expires_unix_s <= learner_unix_s;
-    if (!is_own_certificate || is_expired) {  // enrol again; an own certificate shows the authority
+    // Enrols again. If the certificate is this key's own, the worker is known to its authority, and needs no token.
+    if (!is_own_certificate || is_expired) {
       ECHO_ASSIGN(WorkerState enrolled, enrol(options, key, is_own_certificate ? &*state : nullptr));
       if (enrolled.authority == state->authority)
         enrolled.floor = state->floor, enrolled.beacon_sequence = state->beacon_sequence;
       state = std::move(enrolled);
     }
   } else {
-    ECHO_ASSIGN(state, enrol(options, key, nullptr));
+    ECHO_ASSIGN(state, enrol(options, key, /*earlier_state=*/nullptr));
   }
   ECHO_ASSIGN(authority, trust::read_authority(state->authority));
   Disk* const disk_view = disk.get();  // the driver owns the disk from here on
@@ -492,7 +493,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
-  config.store.memory_max = options.memory_max.value_or(worker_memory_bytes({}, true));
+  config.store.memory_max = options.memory_max.value_or(worker_memory_bytes({}, /*disk=*/true));
   config.store.disk_max = options.disk_max.value_or(worker_disk_bytes({}));
   config.store.disk = disk_view != nullptr;
   config.store.memory_is_fixed = options.memory_max.has_value();

@@ -59,6 +59,7 @@ struct LearnerEvents {  // each may be empty
   std::function<void(Version current, std::optional<Version> from)> need_catch_up;
 };
 
+// Describes a publication before its bytes are known.
 struct PublicationHead {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot

@@ -24,8 +24,9 @@ bool use_congestion_control(int fd, std::string_view name) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-// On long paths, BBR is best for bulk data, if the system allows it. On short paths its model starves: twice rate times
-// minimum delay is less than the queue of any traffic shaper.
+// Round-trip time from which a path counts as long. On long paths, BBR is best for bulk data, if the system allows it.
+// On short paths, BBR permits too few bytes in flight (twice the rate times the delay): a traffic shaper's queue alone
+// holds more.
 constexpr std::uint32_t kLongPathMicroseconds = 1000;
 
 }  // namespace

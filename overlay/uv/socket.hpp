@@ -55,7 +55,7 @@ class Socket {
   // The encrypted bytes that leave with the next flush. The caller appends to it, and counts the frames' bytes.
   std::vector<std::byte>& block() { return block_; }
   void count_frame_bytes(std::size_t frame_bytes) { block_frame_bytes_ += frame_bytes; }
-  // Passes the block to the system. A write error shows again when reading.
+  // Passes the block to the system. A write error that comes later is not reported, because reading then fails as well.
   Flushed flush();
   bool is_writing() const { return writes_in_flight_ > 0; }
 
@@ -78,16 +78,15 @@ class Socket {
   uv_connect_t connect_{};
   uv_shutdown_t shutdown_{};
   Stage stage_ = Stage::kUnconnected;
-  bool filled_last_buffer_ = false;  // so the next turn is another connection's
+  bool filled_last_buffer_ = false;  // the last read filled its buffer, so other connections are read first
   std::vector<std::byte> block_;
   std::size_t block_frame_bytes_ = 0;  // bytes of frames (plaintext) in the block
   std::size_t writes_in_flight_ = 0;   // uv_write requests
 };
 
-// Disables pacing by the kernel, by the choice of congestion control. Call before connecting, or on a listener before
-// accepting. If the
-// system's default is BBR, a timer paces the connection for its whole life. On a short path, this costs more than
-// copying the bytes.
+// Disables pacing by the kernel, by choosing another congestion control than BBR. Call before connecting, or on a
+// listener before accepting. If the system's default is BBR, a timer paces the connection for its whole life. On a
+// short path, this costs more than copying the bytes.
 void disable_pacing(int fd);
 
 }  // namespace echoline::overlay

@@ -101,7 +101,7 @@ struct TlsSession::Impl {
   std::uint64_t records_with_key = 0;  // records encrypted with the current key
   trust::PeerIdentity peer;            // from the certificate; proven once established
   std::vector<std::byte> authority;    // found in the peer's chain
-  std::optional<Error> refusal;        // the reason of our callbacks' refusal
+  std::optional<Error> refusal;        // why one of the callbacks below has ended the handshake
   std::optional<Error> failure;        // final: every later read() returns it
 
   static Impl& session_of(BIO* bio) { return *static_cast<Impl*>(BIO_get_data(bio)); }
@@ -260,7 +260,7 @@ Result<trust::PeerIdentity> TlsSession::Impl::check(X509_STORE_CTX& store) {
     authority = trust::to_der(x509);
   }
   if (!run_key)
-    return fail(Code::kInvalid, kOperation, "expected a node of the authority {}.., found one of another",
+    return fail(Code::kInvalid, kOperation, "expected a node of the authority {}.., found one of another authority",
                 trust::to_hex(context->fingerprint).substr(0, 16));
   return trust::check_certificate(*X509_STORE_CTX_get0_cert(&store), *run_key, run_id, now_unix_s);
 }
@@ -380,8 +380,8 @@ std::vector<std::byte> TlsSession::take_output() { return std::exchange(impl_->o
 bool TlsSession::established() const { return impl_->established && !impl_->failure; }
 
 const trust::PeerIdentity& TlsSession::identity() const {
-  static const trust::PeerIdentity kNobody;
-  return impl_->established ? impl_->peer : kNobody;
+  static const trust::PeerIdentity kAnonymous;
+  return impl_->established ? impl_->peer : kAnonymous;
 }
 
 const std::vector<std::byte>& TlsSession::authority() const {

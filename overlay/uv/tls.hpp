@@ -71,7 +71,7 @@ class TlsSession {
   // `expected`: the peer that the caller dials (kLearnerId: the learner); every other peer is refused. The first output
   // is available at once. `now_unix_s`: the time at which certificates must be valid; absent: expiry is not checked.
   static TlsSession client(const TlsContext& context, WorkerId expected, std::optional<double> now_unix_s);
-  // kRequired: a peer without a certificate is refused. kOptional: it is admitted as PeerIdentity::Kind::kNobody.
+  // kRequired: a peer without a certificate is refused. kOptional: it is admitted as PeerIdentity::Kind::kAnonymous.
   // The context must have a certificate of its own and the authority's; kInvalid otherwise.
   enum class PeerCertificate { kRequired, kOptional };
   static Result<TlsSession> server(const TlsContext& context, PeerCertificate policy, std::optional<double> now_unix_s);
@@ -100,7 +100,7 @@ class TlsSession {
   // Both ends are authenticated and write() works. A client learns only from read() that the server refused its
   // certificate.
   bool established() const;
-  // The peer's identity from its certificate; kNobody before established(), or if it has none.
+  // The peer's identity from its certificate; kAnonymous before established(), or if it has none.
   const trust::PeerIdentity& identity() const;
   // The certificate (DER) of the run's authority, once established. An enrolling worker, which knew only the
   // fingerprint, keeps it.

@@ -16,20 +16,20 @@ namespace {
 
 // Sizes are rounded up to a multiple of this, so that the memory of a publication's last chunk can be reused.
 constexpr std::size_t kStepBytes = 4096;
-constexpr std::size_t kSlabBytes = 2u << 20;  // one huge page, if the system has them
-constexpr std::size_t kPooledPieceBytesMax = kSlabBytes / 2;
+constexpr std::size_t kSlabBytes = 2u << 20;                  // one huge page, if the system has them
+constexpr std::size_t kPooledPieceBytesMax = kSlabBytes / 2;  // larger pieces are allocated singly
 // Empty slabs that keep their pages. The system takes the pages of further empty slabs when it needs them.
 constexpr std::size_t kEmptySlabsKept = 32;
 
-// Slabs of equal pieces. A page fault takes longer than forwarding the page's bytes, so the pool allocates huge pages
-// and reuses them.
+// Hands out pieces of memory. Each slab is divided into pieces of one size. A page fault takes longer than forwarding
+// the page's bytes, so the pool allocates huge pages and reuses them.
 class Pool {
  public:
-  std::byte* take(std::size_t size) {
+  std::byte* allocate(std::size_t size) {
     const std::lock_guard lock(mutex_);
     auto& with_room = slabs_with_room_[size];
     if (with_room.empty()) with_room.insert(new_slab(size));
-    std::byte* const base = *with_room.begin();  // the lowest first, so that the others become empty
+    std::byte* const base = *with_room.begin();  // always the lowest address, so that the other slabs become empty
     Slab& slab = slabs_.at(base);
     std::byte* const piece = slab.free_pieces.back();
     slab.free_pieces.pop_back();
@@ -37,8 +37,9 @@ class Pool {
     return piece;
   }
 
-  void give(std::byte* piece) {
+  void release(std::byte* piece) {
     const std::lock_guard lock(mutex_);
+    // Slabs are aligned to their size.
     std::byte* const base = piece - reinterpret_cast<std::uintptr_t>(piece) % kSlabBytes;
     Slab& slab = slabs_.at(base);
     if (slab.free_pieces.empty()) slabs_with_room_[slab.piece_bytes].insert(base);
@@ -95,7 +96,7 @@ std::shared_ptr<std::byte> chunk_memory(std::size_t size) {
   const std::size_t rounded_bytes = std::max(kStepBytes, (size + kStepBytes - 1) / kStepBytes * kStepBytes);
   if (rounded_bytes > kPooledPieceBytesMax)
     return std::shared_ptr<std::byte>(new std::byte[rounded_bytes], std::default_delete<std::byte[]>());
-  return {pool().take(rounded_bytes), [](std::byte* piece) { pool().give(piece); }};
+  return {pool().allocate(rounded_bytes), [](std::byte* piece) { pool().release(piece); }};
 }
 
 }  // namespace echoline::overlay

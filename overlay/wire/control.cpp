@@ -14,6 +14,7 @@ namespace {
 
 // In this file, `proto` is the protobuf form of `message`.
 
+// The error of a message that breaks a rule.
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "read control message", format, std::forward<Args>(args)...);
@@ -35,6 +36,7 @@ Result<std::string> line_of(const std::string& from, std::string_view what) {
   return line(text);
 }
 
+// Binary fields of a fixed length.
 template <class Array>
 Result<Array> array_of(const std::string& from, std::string_view what) {
   Array array{};
@@ -123,7 +125,7 @@ void write(const Installed& message, wire::Installed& proto) {
   proto.set_install_ns(static_cast<std::uint64_t>(message.install.count()));
 }
 Result<Installed> read(const wire::Installed& proto) {
-  const auto stage = [](std::uint64_t ns) {
+  const auto stage = [](std::uint64_t ns) {  // a duration of at most kStageMax
     return Duration(static_cast<std::int64_t>(std::min(ns, static_cast<std::uint64_t>(kStageMax.count()))));
   };
   ECHO_ASSIGN(const Digest digest, array_of<Digest>(proto.policy_digest(), "policy digest"));
@@ -150,9 +152,9 @@ void write(const Have& message, wire::Have& proto) {
     wire::HaveItem& item = *proto.add_items();
     set_key(item, key);
     item.set_publication(bytes_as_string(have.publication));
-    const std::uint32_t size = have.complete ? have.chunks.count() : have.chunks.end();
-    item.set_chunks(size);
-    if (!have.complete) item.set_bitmap(have.chunks.to_bytes(size));
+    const std::uint32_t chunk_count = have.complete ? have.chunks.count() : have.chunks.end();
+    item.set_chunks(chunk_count);
+    if (!have.complete) item.set_bitmap(have.chunks.to_bytes(chunk_count));  // without a bitmap: all chunks
   }
 }
 Result<Have> read(const wire::Have& proto) {

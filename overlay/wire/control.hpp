@@ -98,6 +98,7 @@ struct Assign {
   std::uint32_t stripe_count = 1;
   std::vector<Parent> parents;
   std::optional<SignedGrant> grant{};  // the worker shows it to the parents
+  // Ignores the grant: a new grant alone changes no parent.
   friend bool operator==(const Assign& a, const Assign& b) {
     return a.stripe_count == b.stripe_count && a.parents == b.parents;
   }
@@ -174,6 +175,8 @@ struct EdgeStatus {
   std::vector<Progress> progress;
 };
 
+// kLost: the connection broke. kUnreachable: it could not be opened. kSilent: nothing was heard for too long. kRefused:
+// one end does not accept the other, or its messages.
 enum class EdgeTroubleKind : std::uint8_t { kLost = 0, kUnreachable = 1, kSilent = 2, kRefused = 3 };
 // Worker -> learner: the edge from this parent failed.
 struct EdgeFailed {
@@ -187,7 +190,7 @@ struct Poisoned {
   PublicationId publication{};
   std::uint32_t index = 0;
 };
-// The bottleneck of an edge, as the sender's kernel sees it.
+// The bottleneck of an edge, as its sender sees it. kOwnLimit: the sender's own rate limit.
 enum class EdgeLimit : std::uint8_t { kNothingToSend = 0, kPath = 1, kReceiver = 2, kOwnLimit = 3 };
 struct EdgeReport {
   WorkerId child;

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kOperation = "read frame";
 constexpr std::uint16_t kMagic = 0xEC02;  // the low byte is the format version
 constexpr std::size_t kIdBytes = sizeof(PublicationId), kPathHashBytes = sizeof(trust::Hash);
-constexpr std::uint8_t kMoreFlag = 1;  // of an application frame: the message continues in the next one
+constexpr std::uint8_t kMoreFlag = 1;  // on an application frame: the message continues in the next one
 
 std::size_t body_bytes_max(FrameType type) {
   switch (type) {
@@ -101,6 +101,7 @@ std::span<std::byte> FrameDecoder::room() {
   return {};
 }
 
+// A part may be empty, so several may end here.
 Status FrameDecoder::advance(std::size_t count) {
   filled_ += count;
   for (;;) {

@@ -53,7 +53,7 @@ Result<Grant> open(const SignatureChecker& checker, const SignedGrant& message) 
               .full_only = proto.full_only()};
   for (const wire::GrantFrom& from : proto.from()) {
     if (!StripeMask::is_valid(grant.stripe_count, from.stripes()))
-      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), grant.stripe_count));
+      return bad(fmt::format("the stripes {:#x} do not fit {} stripes", from.stripes(), grant.stripe_count));
     grant.from.push_back({WorkerId{from.parent()}, from.stripes()});
   }
   if (proto.has_catch_up_to()) grant.catch_up_to = Version{proto.catch_up_to()};
@@ -70,7 +70,7 @@ Status GrantBook::check(const Grant& grant, WorkerId child, std::uint64_t now_un
     return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock",
                 now_unix_ms - grant.expires_unix_ms);
   if (grant.issued < ended_up_to_)
-    return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid",
+    return fail(Code::kStale, kOperation, "it was issued {} ms before the oldest grant that can still be valid",
                 ended_up_to_ - grant.issued);
   const auto released = released_.find(child);
   if (released != released_.end() && grant.issued <= released->second.issued_up_to && !grant.catch_up_to)
@@ -79,7 +79,7 @@ Status GrantBook::check(const Grant& grant, WorkerId child, std::uint64_t now_un
 }
 
 Status GrantBook::accept(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms) {
-  if (!hello.grant) return fail(Code::kInvalid, kOperation, "it shows none: the learner has not sent it here");
+  if (!hello.grant) return fail(Code::kInvalid, kOperation, "the child shows none: the learner has not sent it here");
   const auto it = accepted_.find({child, hello.catch_up_to.has_value()});
   // A grant that was shown before is not verified again.
   const bool is_known = it != accepted_.end() && it->second.as_signed == *hello.grant;
@@ -99,7 +99,7 @@ Status GrantBook::accept(WorkerId child, const PeerHello& hello, std::uint64_t n
 Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint64_t now_unix_ms) {
   ECHO_ASSIGN(Grant grant, open(checker_, as_signed));
   ECHO_TRY(check(grant, child, now_unix_ms));
-  const auto it = accepted_.find({child, false});
+  const auto it = accepted_.find({child, /*helped=*/false});
   if (it == accepted_.end() || grant.catch_up_to)
     return fail(Code::kInvalid, kOperation, "it does not continue a shown grant");
   if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
@@ -107,14 +107,14 @@ Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint6
 }
 
 Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
-  const auto it = accepted_.find({child, false});
+  const auto it = accepted_.find({child, /*helped=*/false});
   if (it == accepted_.end()) return fail(Code::kInvalid, kOperation, "none was shown");
   const Grant& grant = it->second.grant;
   for (const Grant::From& source : grant.from)
     if (source.parent == self_ && wanted.stripes == grant.stripe_count && (wanted.wanted & ~source.stripe_mask) == 0)
       return ok();
-  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}",
-              grant.stripe_count, wanted.wanted, wanted.stripes);
+  return fail(Code::kInvalid, kOperation, "the child wants stripes {:#x} of {}, which its grant of {} stripes lacks",
+              wanted.wanted, wanted.stripes, grant.stripe_count);
 }
 
 void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms) {

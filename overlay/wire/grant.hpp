@@ -1,6 +1,6 @@
-// A grant is the learner's signed assignment, with which a parent serves a child that it does not know. It is valid for
-// twice away_max, the time that workers and learner wait for each other, and is renewed after half of that. So if the
-// learner is down, parents keep serving for at least as long as the workers wait for it. No I/O and no clock.
+// A grant is the learner's signed permission for a parent to serve a child that the parent does not know. It is valid
+// for twice away_max, the time that workers and learner wait for each other, and is renewed after half of that. So if
+// the learner is down, parents keep serving for at least as long as the workers wait for it. No I/O and no clock.
 #pragma once
 #include <algorithm>
 
@@ -56,9 +56,10 @@ class GrantBook {
   void on_beacon(std::uint64_t issued, std::uint64_t lifetime_ms) {
     ended_up_to_ = std::max(ended_up_to_, issued - std::min(issued, lifetime_ms));
   }
-  // The learner has given the child other parents: grants issued up to `issued` end here.
+  // The learner has given the child other parents: grants issued up to `issued` end at this node, except grants for
+  // help. `forget_at_unix_ms`: when they would have expired anyway.
   void release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms);
-  // Removes and returns the children whose grants have ended. The second value: the child was helped.
+  // Removes and returns the children whose grants have ended. The second value: whether the grant was for help.
   std::vector<std::pair<WorkerId, bool>> take_ended(std::uint64_t now_unix_ms);
   void forget(WorkerId child, bool helped) { accepted_.erase({child, helped}); }
 
@@ -73,7 +74,7 @@ class GrantBook {
   const SignatureChecker& checker_;
   WorkerId self_;
   std::uint64_t ended_up_to_ = 0;                           // grants issued before this issue time have ended
-  std::map<std::pair<WorkerId, bool>, Accepted> accepted_;  // key: the child, and whether it is helped
+  std::map<std::pair<WorkerId, bool>, Accepted> accepted_;  // key: the child, and whether the grant is for help
   struct Released {
     std::uint64_t issued_up_to = 0;       // grants issued up to this issue time have ended
     std::uint64_t forget_at_unix_ms = 0;  // when this entry is no longer needed

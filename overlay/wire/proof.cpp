@@ -19,21 +19,23 @@ constexpr std::string_view kManifest = "manifest 2";
 constexpr std::string_view kBeacon = "beacon 2";
 constexpr std::string_view kSeal = "seal 2";
 
+// The error of a message that breaks a rule.
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "check the learner's signature", format, std::forward<Args>(args)...);
 }
 
-std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> byte_view(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 template <class SignedMessage, class Body>
 SignedMessage sign_body(const Body& body, std::string_view context, const trust::SigningKey& key) {
   SignedMessage signed_message;
   ECHO_CHECK(body.SerializeToString(&signed_message.body) && signed_message.body.size() <= kSignedBytesMax);
-  signed_message.signature = key.sign(context, view(signed_message.body));
+  signed_message.signature = key.sign(context, byte_view(signed_message.body));
   return signed_message;
 }
 
+// The hash of an inner node of the Merkle tree.
 trust::Hash parent_of(const trust::Hash& left, const trust::Hash& right) {
   std::array<std::byte, 1 + 32 + 32> both;
   both[0] = std::byte{1};  // marks an inner node
@@ -99,7 +101,7 @@ void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& exclu
 }
 
 PublicationId id_of(const SignedAnnouncement& announcement) {
-  const trust::Hash hash = trust::blake3(view(announcement.body));
+  const trust::Hash hash = trust::blake3(byte_view(announcement.body));
   PublicationId id;
   std::memcpy(id.data(), hash.data(), id.size());
   return id;
@@ -140,11 +142,11 @@ SignedBeacon sign(const Beacon& beacon, const trust::SigningKey& key) {
   proto.set_issued_unix_ms(beacon.issued_unix_ms);
   proto.set_expires_unix_ms(beacon.expires_unix_ms);
   if (beacon.newest) proto.set_newest(beacon.newest->value);
-  std::uint64_t end = 0;
+  std::uint64_t last_before = 0;  // the last id of the previous range
   for (const WorkerSet::Range& range : beacon.revoked.ranges()) {
-    proto.add_revoked(range.first - end);
+    proto.add_revoked(range.first - last_before);
     proto.add_revoked(range.last - range.first);
-    end = range.last;
+    last_before = range.last;
   }
   proto.set_epoch(beacon.epoch);
   return sign_body<SignedBeacon>(proto, kBeacon, key);
@@ -176,6 +178,7 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
     head.seal_first = first;
     head.seal_count = count;
     head.signature = signature;
+    // (i >> level) ^ 1 is the sibling, on this level, of the node above piece i.
     for (std::size_t level = 0; level + 1 < levels.size(); ++level)
       head.path.push_back(levels[level][(i >> level) ^ 1]);
   }
@@ -183,7 +186,7 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
 }
 
 Status SignatureChecker::check(std::string_view context, const Signed& message) const {
-  if (!verify(context, view(message.body), message.signature))
+  if (!verify(context, byte_view(message.body), message.signature))
     return bad("the signature of this {} is not the learner's", context.substr(0, context.find(' ')));
   return ok();
 }
@@ -245,9 +248,9 @@ Result<Beacon> SignatureChecker::open(const Signed& message) const {
   beacon.epoch = proto.epoch();
   if (proto.has_newest()) beacon.newest = Version{proto.newest()};
   if (static_cast<std::size_t>(proto.revoked_size()) > 2 * kRevokedMax || proto.revoked_size() % 2 != 0)
-    return bad("{} ends of ranges of revoked workers in one beacon, at most twice {} may be", proto.revoked_size(),
-               kRevokedMax);
-  std::uint64_t end = 0;
+    return bad("expected pairs of numbers for at most {} ranges of revoked workers, found {} numbers", kRevokedMax,
+               proto.revoked_size());
+  std::uint64_t end = 0;  // the last id of the previous range
   for (int i = 0; i < proto.revoked_size(); i += 2) {
     const std::uint64_t gap = proto.revoked(i), length = proto.revoked(i + 1), first = end + gap, last = first + length;
     if (gap == 0 || first < end || last < first) return bad("revoked workers that are not in order");
@@ -259,7 +262,7 @@ Result<Beacon> SignatureChecker::open(const Signed& message) const {
 
 trust::Hash SignatureChecker::root_of(const ChunkHead& head, const trust::Hash& hash) {
   trust::Hash node = hash;
-  std::uint32_t position = head.index - head.seal_first;
+  std::uint32_t position = head.index - head.seal_first;  // of `node` on its level; odd: it is a right child
   for (const trust::Hash& sibling : head.path) {
     node = position & 1 ? parent_of(sibling, node) : parent_of(node, sibling);
     position >>= 1;

@@ -29,8 +29,8 @@ Result<std::vector<SealedChunk>> Sealer::write(std::span<const std::byte> bytes)
     if (open_chunk_bytes_ == announcement_.chunk_bytes)
       waiting_.emplace_back(std::exchange(open_chunk_, {}), std::exchange(open_chunk_bytes_, 0));
   }
-  // Chunks wait until they are an eighth of those before them. So the first chunks leave at once, and later ones share
-  // signatures.
+  // Chunks wait until there is one for every kSealedPerWaiting sealed ones. So the first chunks leave at once, and
+  // later ones share signatures.
   constexpr std::uint32_t kSealedPerWaiting = 8;
   while (waiting_.size() >= std::clamp<std::size_t>(next_index_ / kSealedPerWaiting, 1, kSealChunksMax))
     seal_waiting(sealed);

@@ -642,12 +642,12 @@ TEST(Budget, IsFarAboveAWorkersNeedsAndEndsFloods) {
   MessageBudget budget(kBeat);
   TimePoint now{};
   for (int i = 0; i < 10'000; ++i, now += kBeat)
-    EXPECT_EQ(budget.take(MessageBudget::Kind::kHeartbeat, now), MessageBudget::Verdict::kAccept);
+    EXPECT_EQ(budget.count(MessageBudget::Kind::kHeartbeat, now), MessageBudget::Verdict::kAccept);
   int taken = 0, dropped = 0;
   auto verdict = MessageBudget::Verdict::kAccept;
   for (int i = 0; i < 16'000 && verdict != MessageBudget::Verdict::kTooMuch;
        ++i, now += std::chrono::microseconds(62)) {
-    verdict = budget.take(MessageBudget::Kind::kRenew, now);
+    verdict = budget.count(MessageBudget::Kind::kRenew, now);
     taken += verdict == MessageBudget::Verdict::kAccept;
     dropped += verdict == MessageBudget::Verdict::kDrop;
   }
@@ -662,7 +662,7 @@ TEST(Budget, LongMessagesCountByTheirLength) {
     MessageBudget budget(kBeat);
     std::size_t sum = 0;
     for (TimePoint now{}; now < TimePoint(seconds(60)); now += milliseconds(5)) {
-      const auto verdict = budget.take(MessageBudget::Kind::kHave, now, bytes);
+      const auto verdict = budget.count(MessageBudget::Kind::kHave, now, bytes);
       if (verdict == MessageBudget::Verdict::kTooMuch) return std::pair(sum, true);
       sum += verdict == MessageBudget::Verdict::kAccept ? bytes : 0;
     }

@@ -262,7 +262,7 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   const auto other = join(2, {"db.internal", 5432});
   EXPECT_EQ(other.second, (Endpoint{"203.0.113.7", 5432}));
   ASSERT_EQ(desk.sent<Notice>(other.first).size(), 1u);
-  EXPECT_THAT(desk.sent<Notice>(other.first)[0].text, HasSubstr("not db.internal:5432"));
+  EXPECT_THAT(desk.sent<Notice>(other.first)[0].text, HasSubstr("instead of db.internal:5432"));
   EXPECT_EQ(join(4, {"", 7070}).second, (Endpoint{"gpu.example", 7070}));
   // Repeated attempts come once a second.
   std::size_t dials = 0;
@@ -384,7 +384,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
                     help = made_grant(2, 0, {.catch_up_to = Version{0}});
   EXPECT_FALSE(desk.closed(edge(1, {"run", 0, {}, false, {}, one})));
   EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}, two})), HasSubstr("was assigned another parent"));
-  EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}})), HasSubstr("it shows none"));
+  EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}})), HasSubstr("the child shows none"));
   EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}, two})), HasSubstr("found one for worker 2"));
   EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, two})), HasSubstr("does not cover the request"));
   EXPECT_NE(desk.goodbye(edge(1, {"another", 0, {}, false, {}})), "");

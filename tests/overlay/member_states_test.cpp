@@ -195,7 +195,7 @@ TEST(ChildBudgets, BarsAChildThatAsksForTooMuch) {
   const auto is_connected = [](WorkerId) { return false; };
   auto verdict = MessageBudget::Verdict::kAccept;
   for (int i = 0; i < 100'000 && verdict != MessageBudget::Verdict::kTooMuch; ++i)
-    verdict = budgets.take(WorkerId{3}, MessageBudget::Kind::kHave, 0, kBeat, is_connected, kStart);
+    verdict = budgets.count(WorkerId{3}, MessageBudget::Kind::kHave, 0, kBeat, is_connected, kStart);
   EXPECT_EQ(verdict, MessageBudget::Verdict::kTooMuch);
   EXPECT_TRUE(budgets.is_barred(WorkerId{3}, kStart));
   EXPECT_FALSE(budgets.is_barred(WorkerId{4}, kStart));

@@ -444,7 +444,7 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
   };
   const PeerHello hello{"run", 0, {}, false, {}, made_grant(9, 7)};
   EXPECT_FALSE(comes({Kind::kWorker, WorkerId{9}}, hello));
-  EXPECT_TRUE(comes({Kind::kNobody, {}}, {}));
+  EXPECT_TRUE(comes({Kind::kAnonymous, {}}, {}));
   EXPECT_TRUE(comes({Kind::kLearner, kLearnerId}, hello));
   EXPECT_TRUE(comes({Kind::kWorker, kSelf}, hello));
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, PeerHello{"another", 0, {}, false, {}}));

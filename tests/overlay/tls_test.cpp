@@ -44,7 +44,7 @@ TEST(Tls, BothEndsKnowEachOther) {
     TlsPair pair = tls_pair(tls_node(authority, kThree), kFour, tls_node(authority, kFour));
     EXPECT_TRUE(pair.client.has_output());
     EXPECT_FALSE(pair.client.established() || pair.server.established());
-    EXPECT_EQ(pair.server.identity().kind, Kind::kNobody);
+    EXPECT_EQ(pair.server.identity().kind, Kind::kAnonymous);
     pair.settle(piece);
     ASSERT_FALSE(pair.client_reading.error || pair.server_reading.error);
     ASSERT_TRUE(pair.client.established() && pair.server.established());

@@ -277,7 +277,7 @@ TEST(Certificate, RequestsHaveLimits) {
   EXPECT_TRUE(refused([](auto& r) { r.lifetime = Duration{}; }));
   EXPECT_TRUE(refused([](auto& r) { r.serial = 0; }));
   EXPECT_TRUE(refused([](auto& r) { r.serial = std::uint64_t{1} << 63; }));
-  EXPECT_TRUE(refused([](auto& r) { r.kind = Kind::kNobody; }));
+  EXPECT_TRUE(refused([](auto& r) { r.kind = Kind::kAnonymous; }));
   EXPECT_TRUE(refused([](auto& r) { r.kind = Kind::kLearner; }));
   EXPECT_TRUE(refused([](auto& r) { r.worker = kLearnerId; }));
   EXPECT_TRUE(refused([](auto& r) { r.now_unix_s = -1; }));
