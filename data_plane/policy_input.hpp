@@ -16,8 +16,8 @@ PolicyInput prompt_of(const Problem& problem);
 void set_prompt(Problem& problem, PolicyInput input);
 
 // Reads a text, or a list of messages {role, content} whose content is a text or a list of parts {type: text, text}.
-// kInvalid, without an operation, if the value is anything else, has more than `bytes_max` bytes or kMessagesMax
-// messages, has no message, or ends with a message of neither a user nor a tool.
+// kInvalid (the caller adds the operation) if the value is anything else, has more than `bytes_max` bytes or
+// kMessagesMax messages, has no message, or ends with a message of neither a user nor a tool.
 Result<PolicyInput> read_policy_input(const nlohmann::json& value, std::size_t bytes_max);
 nlohmann::json to_json(const PolicyInput& input);
 

@@ -23,7 +23,7 @@ struct TaskSettings {
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
   std::vector<WeightedTask> listed_tasks;
-  // Whether the learner scores this problem's responses, of which workers then return only the text.
+  // Whether the learner scores this problem's responses; workers then return only their text.
   bool scored_by_learner(std::string_view problem_id) const;
   // Whether workers score the responses of any task.
   bool any_scored_by_workers() const;
@@ -37,9 +37,9 @@ struct RolloutSettings {
   std::uint32_t top_k = 0;  // 0: all
   double min_p = 0;
   std::uint32_t response_tokens_max = 64;
-  std::optional<std::uint32_t> turn_tokens_max;
-  schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  Bytes metadata_max = kMetadataLimitDefault;  // limit of a trajectory's metadata
+  std::optional<std::uint32_t> turn_tokens_max;  // absent: a turn is limited by response_tokens_max only
+  schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;  // for a worker's unfinished responses
+  Bytes metadata_max = kMetadataLimitDefault;                          // limit of a trajectory's metadata
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
   // Whether sampling leaves out part of the distribution.
   bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }

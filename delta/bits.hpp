@@ -17,8 +17,8 @@ class BitWriter {
     pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (pending_bits_ & 63);
     pending_bits_ += count;
   }
-  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one. Puts these in two parts
-  // if they are more than put() takes.
+  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one, in two calls of put()
+  // if they are many.
   void put_number(std::uint64_t value) {
     const auto length = static_cast<unsigned>(std::bit_width(value));
     put(length, 7);
@@ -42,7 +42,7 @@ class BitWriter {
     pending_ = pending_bits_ < 64 ? pending_ >> (pending_bits_ / 8 * 8) : 0;
     pending_bits_ %= 8;
   }
-  ByteVector bytes_;             // longer than what was written
+  ByteVector bytes_;             // its size is the capacity: only the first whole_bytes_ are written
   std::size_t whole_bytes_ = 0;  // written to `bytes_`
   std::uint64_t pending_ = 0;    // bits that are not in `bytes_` yet, the first one lowest
   unsigned pending_bits_ = 0;    // their number
@@ -71,7 +71,7 @@ static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
   return value;
 }
 
-// Reads a number of BitWriter::put_number(). If its length is malformed, returns 0 and moves past the end.
+// Reads a number that BitWriter::put_number() wrote. If its length is malformed, returns 0 and moves past the end.
 static inline std::uint64_t get_number(BitReader& reader) {
   const auto length = static_cast<unsigned>(get_bits(reader, 7));
   if (length > 64) {

@@ -62,10 +62,11 @@ struct BlockModel {
   // Range r holds the classes from range_end[r - 1] up to below range_end[r]; the last end is 32.
   std::uint8_t range_end[kRangesMax] = {};
   std::uint8_t range_of[kClasses] = {};
-  // For dense ranges: the number of low bits below a small symbol's step, and a bit for each symbol of the table.
+  // By dense range: the number of low bits of a step that a small symbol leaves out.
   std::uint8_t low_bits[kRangesMax] = {};
+  // By dense range: bit s is set if small symbol s is in the range's table.
   std::uint16_t coded_symbols[kRangesMax] = {};
-  bool has_low_bits = false;
+  bool has_low_bits = false;  // some range has low bits
 };
 
 // Output of collect() for a range that is coded by gaps. The caller provides room for one block.
@@ -90,8 +91,8 @@ struct BlockSink {
 // The elements of a block, sorted: all dense ranges together, and each range coded by gaps.
 struct SortedBlock {
   // Entry 0 is the dense ranges, entry g + 1 the g-th range coded by gaps. Bit i % 32 of mask[entry][i / 32] tells
-  // whether element i belongs to the entry. `before` counts the entry's elements in earlier words; it is 0xffff after
-  // the block's words.
+  // whether element i belongs to the entry. `before` counts the entry's elements in earlier words; beyond the block's
+  // last word it is 0xffff.
   alignas(64) std::uint32_t mask[kRangesMax + 1][kBlockWordsMax];
   alignas(64) std::uint16_t before[kRangesMax + 1][kBlockWordsMax];
   std::uint32_t count[kRangesMax + 1];
@@ -165,9 +166,9 @@ struct BlockSource {
   bool is_wide = false;                     // version 3: dense symbols come from `wide`; false: from `narrow`
   RansReader narrow;
   ManyStateRansReader wide;
-  BitReader bits;                     // version 3: what the symbols of dense elements leave out of their steps
+  BitReader bits;                     // version 3: extra bits of dense elements' steps, and tokens after escapes
   bool has_output_per_block = false;  // each block is written to its own memory, worth prefetching
-  std::uint64_t changed = 0;          // steps taken
+  std::uint64_t changed = 0;          // elements changed so far
   bool malformed = false;
 };
 
@@ -177,6 +178,7 @@ struct Kernels {
   const char* name;
   // Sets bit i % 32 of changed[i / 32] if element i differs. Returns the number of such elements.
   std::uint32_t (*diff[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, std::uint32_t* changed);
+  // Sorts the elements into the entries of `sorted`, by the ranges of their old values.
   void (*sort[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted);
   // Adds the changes of ranges coded by gaps to `sink`; `sorted` is the result of sort() on `prev`.
   void (*collect[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
@@ -191,10 +193,10 @@ struct Kernels {
   // Writes the block's new content to `now`. `sorted` is scratch memory.
   void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
                      BlockSource& source, std::byte* now);
-  // Writes first + index and the bits of the `elements` elements in `changed`; diff() gave both. The outputs have room
-  // for kSpareElements more.
-  void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
-                     std::uint32_t first, std::uint32_t* positions, std::byte* values);
+  // Extracts the changed elements: writes their positions (`first` + index in the block) and their new values. diff()
+  // gave `changed` and the number of changes, `changed_count`. The outputs have room for kSpareElements more.
+  void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count,
+                     std::uint32_t changed_count, std::uint32_t first, std::uint32_t* positions, std::byte* values);
   // Adds one to counts[(bits >> shift) & mask] for each element.
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);
@@ -203,7 +205,8 @@ struct Kernels {
   void (*count_steps[4])(const std::byte* old_elements, const std::byte* now, std::uint32_t count,
                          const BlockModel& model, std::uint32_t* counts);
   // Writes runs of small symbols (BlockSink::dense_symbols) before `end`, from the last run and symbol to the first.
-  // There must be room for one byte per symbol and kSmallStatesMax more. Returns the first byte.
+  // There must be room for one byte per symbol and kSmallStatesMax more. `states` begin as kSmallFloor and receive the
+  // final states. Returns the first byte.
   std::byte* (*write_small)(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,
                             std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
                             std::uint16_t* states, std::byte* end);

@@ -145,8 +145,8 @@ struct EntryBounds {
 };
 
 // Sets mask[entry][word] to the elements in entries 0 to `entry`, for all entries but the last, word by word. These
-// nested masks need one comparison per entry; separate_entry() then takes one from the next. Returns the number of
-// words done; nest_tail() does the others.
+// nested masks need one comparison per entry; separate_entry() then removes each mask from the next one. Returns the
+// number of words done; nest_tail() does the others.
 template <class T>
 std::uint32_t nest_words(const std::byte*, std::uint32_t, const BlockModel&, const EntryBounds&, SortedBlock&) {
   return 0;
@@ -364,13 +364,15 @@ void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std
 // The 16-bit arithmetic of token.hpp and class_of() on 32 elements.
 struct Lanes16 {
   __m128i shift;
-  __m512i exponent_mask, base, top, ranges;
+  __m512i exponent_mask, base;
+  __m512i sign_bit;  // 0 for integers
+  __m512i ranges;    // by class
   bool is_float;
   explicit Lanes16(const BlockModel& model)
       : shift(_mm_cvtsi32_si128(static_cast<int>(model.exponent_shift))),
         exponent_mask(_mm512_set1_epi16(static_cast<short>(model.exponent_mask))),
         base(_mm512_set1_epi16(static_cast<short>(model.base))),
-        top(_mm512_set1_epi16(model.is_float ? -0x8000 : 0)),
+        sign_bit(_mm512_set1_epi16(model.is_float ? -0x8000 : 0)),
         is_float(model.is_float) {
     alignas(64) std::uint16_t range_of[kClasses];
     for (unsigned class_index = 0; class_index < kClasses; ++class_index)
@@ -383,13 +385,14 @@ struct Lanes16 {
   }
   __m512i range_of(__m512i old) const { return _mm512_permutexvar_epi16(class_of(old), ranges); }
   __m512i to_ordered(__m512i bits) const {
-    return is_float ? _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi16(bits, 15), top)) : bits;
+    return is_float ? _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi16(bits, 15), sign_bit)) : bits;
   }
   __m512i from_ordered(__m512i ordered) const {
-    return is_float ? _mm512_xor_si512(
-                          ordered,
-                          _mm512_or_si512(_mm512_xor_si512(_mm512_srai_epi16(ordered, 15), _mm512_set1_epi16(-1)), top))
-                    : ordered;
+    return is_float
+               ? _mm512_xor_si512(
+                     ordered,
+                     _mm512_or_si512(_mm512_xor_si512(_mm512_srai_epi16(ordered, 15), _mm512_set1_epi16(-1)), sign_bit))
+               : ordered;
   }
 };
 #endif
@@ -412,7 +415,7 @@ struct ByteTable {
 };
 
 // Rearranges groups of eight bytes, because unpacking the low and high halves then gives elements 0 to 31 and 32 to 63.
-__m512i eights_apart(__m512i bytes) {
+__m512i order_for_unpacking(__m512i bytes) {
   return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
 }
 
@@ -429,10 +432,10 @@ namespace echoline::delta {
 namespace {
 
 template <class T>
-void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
+void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t changed_count,
              std::uint32_t first, std::uint32_t* positions, std::byte* values) {
   std::uint32_t written = 0;  // elements
-  for_each_word(changed, (count + 31) / 32, elements, [&](std::uint32_t word) {
+  for_each_word(changed, (count + 31) / 32, changed_count, [&](std::uint32_t word) {
     std::uint32_t bits = changed[word];
     const std::byte* elements_of_word = now + word * 32 * sizeof(T);
     const std::uint32_t position = first + word * 32;
@@ -493,13 +496,13 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
 #if defined(__AVX2__)
   if constexpr (sizeof(T) == 2)
     for (; elements_done + 32 <= count; elements_done += 32) {
-      const auto field = [&](std::uint32_t first) {
+      const auto exponents_at = [&](std::uint32_t first) {
         const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + first * sizeof(T)));
         return _mm256_and_si256(_mm256_srl_epi16(bits, _mm_cvtsi32_si128(static_cast<int>(shift))),
                                 _mm256_set1_epi16(static_cast<short>(mask)));
       };
-      const auto packed =
-          _mm256_permute4x64_epi64(_mm256_packus_epi16(field(elements_done), field(elements_done + 16)), 0xd8);
+      const auto packed = _mm256_permute4x64_epi64(
+          _mm256_packus_epi16(exponents_at(elements_done), exponents_at(elements_done + 16)), 0xd8);
       _mm256_store_si256(reinterpret_cast<__m256i*>(exponents + elements_done), packed);
     }
 #endif

@@ -21,7 +21,7 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
 #endif
 }
 
-// Reads a run of `count` symbols. On entry, symbols[i] is the range of the i-th.
+// Reads a run of `count` symbols of version 3. On entry, symbols[i] is the range of the i-th element.
 void read_wide(ManyStateRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
   std::uint32_t symbols_done = 0;
 #if defined(__AVX512BW__)
@@ -121,16 +121,17 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* old_elements, const BlockMo
   const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(bit_position, 3), source.bits.bytes + first_byte, 1);
   const __m512i extra = _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length),
                                             _mm512_srlv_epi32(window, _mm512_and_si512(bit_position, set(7))));
+  // The two highest bits of the magnitude; the extra bits are below them.
   const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
   const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
   const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(old_elements)));
-  const unsigned top = model.is_float ? 0x8000 : 0;
-  const __mmask16 negative = _mm512_test_epi32_mask(old, set(top));
+  const unsigned sign_bit = model.is_float ? 0x8000 : 0;
+  const __mmask16 negative = _mm512_test_epi32_mask(old, set(sign_bit));
   const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
-  const __m512i ordered = _mm512_mask_xor_epi32(_mm512_or_si512(old, set(top)), negative, old, set(0xffff));
+  const __m512i ordered = _mm512_mask_xor_epi32(_mm512_or_si512(old, set(sign_bit)), negative, old, set(0xffff));
   const __m512i moved = _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
   const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
-  const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
+  const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(sign_bit), moved), below_zero, moved, set(0xffff));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(old_elements), _mm512_cvtepi32_epi16(now));
   source.bits.bit_index += total;
   return true;
@@ -146,7 +147,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
     const __m512i one = _mm512_set1_epi16(1);
-    Packed<std::uint16_t> open, old_elements;  // elements with open symbols
+    Packed<std::uint16_t> open_indices, old_elements;  // of elements with open symbols
     std::uint32_t open_count = 0, changed = 0;
     __m512i lane = iota16();
     for (; i < count; i += 32) {
@@ -156,14 +157,14 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
       const __m512i old = _mm512_loadu_si512(values + i);
       // Odd symbols step away from zero, even ones towards zero; below zero, ordered integers decrease away from zero.
       const __m512i magnitude = _mm512_srli_epi16(_mm512_add_epi16(symbol, one), 1);
-      const __mmask32 down = ~_mm512_test_epi16_mask(symbol, one) ^ _mm512_test_epi16_mask(old, lanes.top);
+      const __mmask32 down = ~_mm512_test_epi16_mask(symbol, one) ^ _mm512_test_epi16_mask(old, lanes.sign_bit);
       const __m512i ordered = lanes.to_ordered(old);
       const __m512i now =
           lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
       const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));
       _mm512_storeu_si512(values + i, now);
       if (is_open != 0) {
-        _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
+        _mm512_storeu_si512(open_indices + open_count, _mm512_maskz_compress_epi16(is_open, lane));
         _mm512_storeu_si512(old_elements + open_count, _mm512_maskz_compress_epi16(is_open, old));
         open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
       }
@@ -173,11 +174,11 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
     for (i = 0; i < open_count; i += 16) {
       const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
       alignas(64) std::uint32_t open_symbols[16];
-      for (std::uint32_t k = 0; k < part; ++k) open_symbols[k] = symbols[open[i + k]];
+      for (std::uint32_t k = 0; k < part; ++k) open_symbols[k] = symbols[open_indices[i + k]];
       if (part < 16 || !apply_open_steps(_mm512_load_si512(open_symbols), old_elements + i, model, source))
         for (std::uint32_t k = 0; k < part; ++k)
           old_elements[i + k] = apply_open_step(old_elements[i + k], open_symbols[k], model, source);
-      for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = old_elements[i + k];
+      for (std::uint32_t k = 0; k < part; ++k) values[open_indices[i + k]] = old_elements[i + k];
     }
     return;
   }
@@ -199,9 +200,10 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
 // Reads kGroups times 64 symbols, interleaved, because each instruction of a group waits for the previous one.
 template <bool kHalf, unsigned kGroups>
 struct SmallLanes {
-  const ByteTable<kHalf> first_of, more_of;
+  const ByteTable<kHalf> first_of, frequency_minus_one_of;
   __m512i low_bytes;
-  explicit SmallLanes(const SmallTables& tables) : first_of(tables.first_slot), more_of(tables.frequency_minus_one) {
+  explicit SmallLanes(const SmallTables& tables)
+      : first_of(tables.first_slot), frequency_minus_one_of(tables.frequency_minus_one) {
     alignas(64) std::uint8_t lows[64];
     for (unsigned k = 0; k < 64; ++k) lows[k] = static_cast<std::uint8_t>(2 * k);
     low_bytes = _mm512_load_si512(lows);
@@ -221,26 +223,27 @@ struct SmallLanes {
       symbol[group] = _mm512_maskz_loadu_epi8(active[group], symbols + 64 * group);
       high[group] = kHalf ? 0 : _mm512_movepi8_mask(symbol[group]);
     }
+    // Binary search in each lane: the symbol is the last one whose first slot is at most `slot`.
     for (unsigned bit = kSmallSymbols / 2; bit > 0; bit /= 2)
       for (unsigned group = 0; group < kGroups; ++group) {
         const __m512i further = _mm512_or_si512(symbol[group], _mm512_set1_epi8(static_cast<char>(bit)));
         const __mmask64 is_further = _mm512_cmple_epu8_mask(first_of.at(further, high[group]), slot[group]);
         symbol[group] = _mm512_mask_mov_epi8(symbol[group], is_further, further);
       }
-    __m512i offset[kGroups], more[kGroups];
+    __m512i offset[kGroups], frequency_minus_one[kGroups];
     for (unsigned group = 0; group < kGroups; ++group) {
       _mm512_mask_storeu_epi8(symbols + 64 * group, active[group], symbol[group]);
-      offset[group] = eights_apart(_mm512_sub_epi8(slot[group], first_of.at(symbol[group], high[group])));
-      more[group] = eights_apart(more_of.at(symbol[group], high[group]));
+      offset[group] = order_for_unpacking(_mm512_sub_epi8(slot[group], first_of.at(symbol[group], high[group])));
+      frequency_minus_one[group] = order_for_unpacking(frequency_minus_one_of.at(symbol[group], high[group]));
     }
     for (unsigned group = 0; group < kGroups; ++group) {
       // Advances 32 states past their symbols. A 16-bit lane has the offset in its low byte, the frequency minus one
       // above.
-      const auto half = [&](std::uint16_t* half_states, __mmask32 half_active, __m512i offset_and_more) {
+      const auto advance_half = [&](std::uint16_t* half_states, __mmask32 half_active, __m512i offset_and_frequency) {
         const __m512i x = _mm512_load_si512(half_states), upper = _mm512_srli_epi16(x, 8);
-        const __m512i next =
-            _mm512_add_epi16(_mm512_add_epi16(_mm512_mullo_epi16(upper, _mm512_srli_epi16(offset_and_more, 8)), upper),
-                             _mm512_and_si512(offset_and_more, byte));
+        const __m512i next = _mm512_add_epi16(
+            _mm512_add_epi16(_mm512_mullo_epi16(upper, _mm512_srli_epi16(offset_and_frequency, 8)), upper),
+            _mm512_and_si512(offset_and_frequency, byte));
         const __mmask32 refill = _mm512_mask_cmplt_epu16_mask(half_active, next, floor);
         const __m512i low = _mm512_maskz_expand_epi16(
             refill, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes))));
@@ -248,9 +251,10 @@ struct SmallLanes {
         const __m512i full = _mm512_or_si512(_mm512_mask_slli_epi16(next, refill, next, 8), low);
         _mm512_store_si512(half_states, _mm512_mask_mov_epi16(x, half_active, full));
       };
-      half(state[group], static_cast<__mmask32>(active[group]), _mm512_unpacklo_epi8(offset[group], more[group]));
-      half(state[group] + 32, static_cast<__mmask32>(active[group] >> 32),
-           _mm512_unpackhi_epi8(offset[group], more[group]));
+      advance_half(state[group], static_cast<__mmask32>(active[group]),
+                   _mm512_unpacklo_epi8(offset[group], frequency_minus_one[group]));
+      advance_half(state[group] + 32, static_cast<__mmask32>(active[group] >> 32),
+                   _mm512_unpackhi_epi8(offset[group], frequency_minus_one[group]));
     }
     return bytes;
   }
@@ -320,12 +324,13 @@ void get_lows(BitReader& reader, std::uint16_t* lengths, std::uint32_t count, st
 }
 #endif
 
-// Reads a run of small symbols. On entry, symbols[i] is the range of the i-th << kSymbolBits; the symbol is added.
+// Reads a run of small symbols. On entry, symbols[i] is the range of the i-th element << kSymbolBits; the symbol is
+// added to it.
 void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::uint32_t range_count,
                 const SmallTables& tables, std::uint8_t* symbols) {
   std::uint32_t symbols_done = 0;
 #if defined(__AVX512VBMI2__)
-  // Reads four, two or one group of 64 states at a time, with whole tables at most two.
+  // Reads four, two or one group of 64 states at a time; with whole tables, at most two groups.
   const bool uses_half_tables = range_count * kSmallSymbols <= 128;
   if (reader.state_count >= 4 * kRunStateAlignment)
     symbols_done = uses_half_tables ? read_small_lanes<true, 4>(reader, count, tables, symbols)
@@ -421,7 +426,7 @@ void resolve_dense(const std::byte* old_elements, std::uint32_t count, const Blo
         const __m512i old = _mm512_maskz_loadu_epi16(active, old_elements + 2 * i);
         const __mmask32 moved = _mm512_mask_test_epi16_mask(has_symbol, step, step);
         changed += static_cast<std::uint32_t>(__builtin_popcount(moved));
-        const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
+        const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.sign_bit);
         step = _mm512_mask_sub_epi16(step, negative, zero, step);
         const __m512i ordered = lanes.to_ordered(old);
         const __m512i next = lanes.from_ordered(_mm512_mask_add_epi16(ordered, moved, ordered, step));

@@ -22,7 +22,7 @@ std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t coun
       const __m512i range = _mm512_slli_epi16(lanes.range_of(old), kTokenBits);
       const __m512i step = _mm512_sub_epi16(lanes.to_ordered(_mm512_loadu_si512(now + i)), lanes.to_ordered(old));
       const __m512i magnitude = _mm512_abs_epi16(step);
-      const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.top)), 15);
+      const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.sign_bit)), 15);
       __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
       const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
       if (large != 0) {
@@ -88,9 +88,9 @@ void pack_dense(const std::byte* prev, const std::byte* cur, std::uint32_t count
 // The step from `old` to `now`, as apply_step() takes it.
 template <class T>
 T step_between(T old, T now, bool is_float) {
-  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
-  return static_cast<T>(is_float && (old & kTop) ? ~step + 1 : step);
+  return static_cast<T>(is_float && (old & kSignBit) ? ~step + 1 : step);
 }
 
 // Adds an exception: a change without a symbol in its range's table. `rank` is the element's index among the block's
@@ -157,7 +157,7 @@ void put_dense(const std::byte* old_elements, const std::byte* now, std::uint32_
       const __m512i old = _mm512_maskz_loadu_epi16(active, old_elements + 2 * i);
       const __m512i next = _mm512_maskz_loadu_epi16(active, now + 2 * i);
       const __m512i class_index = lanes.class_of(old);
-      const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
+      const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.sign_bit);
       __m512i step = _mm512_sub_epi16(lanes.to_ordered(next), lanes.to_ordered(old));
       step = _mm512_mask_sub_epi16(step, negative, zero, step);
       const __mmask32 changed = _mm512_test_epi16_mask(step, step);
@@ -261,12 +261,12 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
   const __m512i byte = _mm512_set1_epi16(0xff), zero = _mm512_setzero_si512();
   // Encodes the next symbols with the states of 64 lanes from `lane` on.
   const auto put = [&](const std::uint8_t* from, std::uint32_t lane, __mmask64 active) {
-    const __m512i symbol = eights_apart(_mm512_maskz_loadu_epi8(active, from));
+    const __m512i symbol = order_for_unpacking(_mm512_maskz_loadu_epi8(active, from));
     const __mmask64 high = kHalf ? 0 : _mm512_movepi8_mask(symbol);
     const __m512i others8 = others_of.at(symbol, high), first8 = first_of.at(symbol, high),
                   low8 = low_of.at(symbol, high), high8 = high_of.at(symbol, high), shift8 = shift_of.at(symbol, high);
     // Encodes 32 symbols. A 16-bit lane of `place` has the first slot in its low byte, the number of other slots above.
-    const auto half = [&](std::uint16_t* state, __mmask32 on, __m512i reciprocal, __m512i place, __m512i shift) {
+    const auto encode_half = [&](std::uint16_t* state, __mmask32 on, __m512i reciprocal, __m512i place, __m512i shift) {
       const __m512i x = _mm512_loadu_si512(state);
       const __m512i others = _mm512_srli_epi16(place, 8), upper = _mm512_srli_epi16(x, 8);
       const __mmask32 spill = _mm512_mask_cmpgt_epu16_mask(on, _mm512_add_epi16(upper, others), byte);
@@ -281,10 +281,10 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
       next = _mm512_mask_add_epi16(next, _mm512_cmpeq_epi16_mask(others, byte), next, byte);
       _mm512_storeu_si512(state, _mm512_mask_mov_epi16(x, on, next));
     };
-    half(states + lane + 32, static_cast<__mmask32>(active >> 32), _mm512_unpackhi_epi8(low8, high8),
-         _mm512_unpackhi_epi8(first8, others8), _mm512_unpackhi_epi8(shift8, zero));
-    half(states + lane, static_cast<__mmask32>(active), _mm512_unpacklo_epi8(low8, high8),
-         _mm512_unpacklo_epi8(first8, others8), _mm512_unpacklo_epi8(shift8, zero));
+    encode_half(states + lane + 32, static_cast<__mmask32>(active >> 32), _mm512_unpackhi_epi8(low8, high8),
+                _mm512_unpackhi_epi8(first8, others8), _mm512_unpackhi_epi8(shift8, zero));
+    encode_half(states + lane, static_cast<__mmask32>(active), _mm512_unpacklo_epi8(low8, high8),
+                _mm512_unpacklo_epi8(first8, others8), _mm512_unpacklo_epi8(shift8, zero));
   };
   for (std::size_t run = run_count; run-- > 0;) {
     symbols -= run_lengths[run];

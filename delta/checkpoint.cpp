@@ -52,7 +52,7 @@ Result<WeightMap> read_index(const fs::path& path) {
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object())
     return invalid("{}: expected an object with a 'weight_map' from tensor to shard", path.string());
-  // slime's folders of changed values have such an index. Their tensors are no weights.
+  // slime, a trainer, writes folders of changed values that have such an index. Their tensors are not weights.
   if (const auto metadata = index.find("metadata"); metadata != index.end() && metadata->contains("delta_encoding"))
     return invalid("{}: its tensors are changes ('delta_encoding' is {}), expected whole weights", path.string(),
                    (*metadata)["delta_encoding"].dump());

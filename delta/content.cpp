@@ -14,7 +14,7 @@ Content::Content(std::vector<ByteSpan> pieces) : pieces_(std::move(pieces)) {
   }
 }
 
-ByteSpan Content::gathered(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
+ByteSpan Content::gather(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
   ECHO_CHECK(first + count <= size_);
   if (count == 0) return {};
   std::size_t piece = piece_of(first);

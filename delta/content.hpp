@@ -20,7 +20,7 @@ class Content {
   bool is_contiguous() const { return pieces_.empty(); }
   // `count` bytes from byte `first` on. Copies them to `scratch` if they are in several pieces.
   ByteSpan part(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
-    return pieces_.empty() ? piece_.subspan(first, count) : gathered(first, count, scratch);
+    return pieces_.empty() ? piece_.subspan(first, count) : gather(first, count, scratch);
   }
   ByteSpan all_bytes(RawVector<std::byte>& scratch) const { return part(0, size_, scratch); }
   void prefetch(std::size_t byte) const {
@@ -31,7 +31,7 @@ class Content {
   }
 
  private:
-  ByteSpan gathered(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const;
+  ByteSpan gather(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const;
   std::size_t piece_of(std::size_t byte) const {
     const std::size_t last_begin = begins_[last_piece_];
     const bool is_in_last = byte >= last_begin && byte < last_begin + pieces_[last_piece_].size();

@@ -10,7 +10,7 @@
 namespace echoline::delta {
 namespace {
 
-// Begins the bytes that are hashed for a state, so that they differ from those of other digests. 2 is the version.
+// Prefix of the bytes that are hashed for a state, so that no other digest is of the same bytes. 2 is the version.
 constexpr std::string_view kStateDomain = "echoline.state.2";
 
 }  // namespace

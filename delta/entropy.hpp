@@ -29,7 +29,7 @@ struct EntropyBound {
 };
 
 // Accumulates counts, block by block in any order, as an encoder passes the blocks. Classes are the exponent fields of
-// floats, without signs; integers and bools have one class. Steps of at most 63 are counted in a table, larger ones in
+// floats, without signs; integers and bools have one class. Steps from -64 to 63 are counted in a table, all others in
 // a list of distinct steps.
 class EntropyCounter {
  public:

@@ -36,7 +36,7 @@ fs::path journal_of(const fs::path& folder, const std::string& file_name) {
   return folder / fmt::format(".{}{}", file_name, kJournalSuffix);
 }
 
-// Returns the name of the file or index to which a journal belongs; the inverse of journal_of().
+// The name of the file or index to which a journal belongs; the inverse of journal_of().
 std::string journalled_name(const fs::path& journal) {
   std::string name = journal.filename().string().substr(1);  // without the dot
   name.resize(name.size() - kJournalSuffix.size());
@@ -271,7 +271,7 @@ class PendingJournal {
   bool committed_ = false;
 };
 
-// Refuses files that have other names.
+// Refuses links: the change would show under the file's other names too.
 Status check_changeable(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
     struct stat info {};

@@ -32,8 +32,8 @@ struct EncodeOptions {
   std::optional<Digest> base = std::nullopt;  // digest of the previous state, if known; otherwise computed
   Progress progress = nullptr;
   bool count_entropy = false;  // for deltas: sets PatchStats::entropy
-  // Receives the digests of the new state's leaves. Before a delta with a known `base`, it may hold those of the
-  // previous state: then tensors that are the same memory in both states are unchanged, and are not read.
+  // Receives the digests of the new state's leaves. For a delta with `base`, the caller may fill it with those of the
+  // previous state. Tensors that are the same memory in both states then count as unchanged and are not read.
   LeafDigests* leaves = nullptr;
 };
 
@@ -64,9 +64,9 @@ Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, cons
 Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options = {});
 
 // Folds deltas v -> v+1, ..., v+k-1 -> v+k into one delta v -> v+k. kInvalid if they do not follow each other or belong
-// to different models. Without `base`, no weights are needed. The fold then keeps the parts, and is about as long as
-// their sum. It is checked and applied in one pass. With the state v as `base`, it is encoded again and is as short
-// as a direct delta.
+// to different models. Without `base`, no weights are needed: the fold holds the changes of every delta, and is about
+// as long as all of them. It is checked and applied in one pass. With the state v as `base`, the fold is encoded again
+// and is as short as a direct delta.
 Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patches, const PatchSink& sink,
                                const StateView* base = nullptr, const EncodeOptions& options = {});
 
@@ -159,8 +159,8 @@ class IncomingDelta {
   std::uint64_t bytes() const;           // added so far
   std::optional<Digest> result() const;  // of the state afterwards, known at the patch's end
   // Call once, after all bytes were added. Verifies as resolve_delta() does, turns the state into the result, and
-  // returns the writes, for a second copy of the state. They hold a value and four bytes per changed element. On
-  // failure the state is unchanged. A state other than the base may be reported as a corrupt patch.
+  // returns the writes, for a second copy of the state. The writes take four bytes per changed element beside its
+  // value. On failure the state is unchanged. A state other than the base may be reported as a corrupt patch.
   Result<std::vector<TensorWrite>> apply();
 
  private:

@@ -51,8 +51,8 @@ struct OwnedSegment {
   std::deque<ByteVector> payloads;
 };
 
-// Queues segments in `tasks` as work(self, segment). Their payloads are valid only during this call, so it copies them.
-// If the queue would make it wait for most of them, it waits for all instead and copies none.
+// Queues work(thread, segment) in `tasks` for each segment. The payloads are valid only during this call, so queued
+// segments are copies. If there are more segments than the queue holds, waits for all of them and copies none.
 template <class Work>
 Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Work&& work) {
   const bool waits_for_all = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
@@ -60,10 +60,10 @@ Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Wor
   for (const Segment& segment : segments) {
     if (!status) break;
     if (waits_for_all)
-      status = tasks.add([&](unsigned self) { return work(self, segment); });
+      status = tasks.add([&](unsigned thread) { return work(thread, segment); });
     else
-      status = tasks.add([work, owned = std::make_shared<const OwnedSegment>(segment)](unsigned self) {
-        return work(self, owned->segment);
+      status = tasks.add([work, owned = std::make_shared<const OwnedSegment>(segment)](unsigned thread) {
+        return work(thread, owned->segment);
       });
   }
   return waits_for_all ? tasks.finish() : status;
@@ -82,23 +82,23 @@ class Resolver {
   // The payloads need to live only during this call.
   Status add(const std::vector<Segment>& segments) {
     return queue_segments(tasks_, segments,
-                          [this](unsigned self, const Segment& segment) { return resolve(self, segment); });
+                          [this](unsigned thread, const Segment& segment) { return resolve(thread, segment); });
   }
   // The payloads must live until finish().
   Status add_views(const std::vector<Segment>& segments) {
     for (const Segment& segment : segments)
-      ECHO_TRY(tasks_.add([this, &segment](unsigned self) { return resolve(self, segment); }));
+      ECHO_TRY(tasks_.add([this, &segment](unsigned thread) { return resolve(thread, segment); }));
     return ok();
   }
   Status finish() { return tasks_.finish(); }
 
  private:
-  Status resolve(unsigned self, const Segment& segment) {
-    if (!decoders_[self]) decoders_[self] = std::make_unique<SegmentDecoder>();
+  Status resolve(unsigned thread, const Segment& segment) {
+    if (!decoders_[thread]) decoders_[thread] = std::make_unique<SegmentDecoder>();
     std::vector<TensorWrite> writes;
     std::uint64_t bytes = 0;
-    ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *decoders_[self], writes, bytes)
-                                 : decode(segment, state_, leaves_, *decoders_[self], writes, bytes));
+    ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *decoders_[thread], writes, bytes)
+                                 : decode(segment, state_, leaves_, *decoders_[thread], writes, bytes));
     {
       const std::lock_guard lock(mutex_);
       for (TensorWrite& write : writes) ECHO_TRY(sink_(std::move(write)));

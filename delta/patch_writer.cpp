@@ -152,11 +152,11 @@ Status encode_groups(const std::vector<TaskGroup>& groups, unsigned threads, Ord
                      MakeWorker&& make_worker, Work&& work) {
   threads = std::clamp(threads, 1u, 256u);
   std::vector<decltype(make_worker())> workers(threads);
-  for_each_parallel(groups.size(), threads, [&](unsigned self, std::size_t i) {
+  for_each_parallel(groups.size(), threads, [&](unsigned thread, std::size_t i) {
     if (!ordered_writer.wait_for_turn(i, threads)) return;
     try {
-      if (!workers[self]) workers[self] = make_worker();
-      Result<CodedSegment> coded = work(*workers[self], groups[i].tasks);
+      if (!workers[thread]) workers[thread] = make_worker();
+      Result<CodedSegment> coded = work(*workers[thread], groups[i].tasks);
       if (coded) {
         ordered_writer.add(i, groups[i].bytes, *std::move(coded));
       } else {

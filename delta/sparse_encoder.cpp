@@ -72,7 +72,8 @@ struct SparseEncoder::State {
   std::uint64_t write(const SparseModel& model, const BlockGrid& grid, ByteVector& out);
 };
 
-// Sorts a block's elements under the returned symbol, unless that is kSymbolUntouched.
+// Chooses the block's symbol and sorts its elements by it, unless it is kSymbolUntouched. `previous`: the symbol of the
+// touched block before. `changed`: the number of changes in this block.
 unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count,
                                           std::size_t element_bytes, std::uint32_t changed, unsigned previous) {
   const auto sort = [&](unsigned symbol) {

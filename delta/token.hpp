@@ -40,24 +40,24 @@ static inline std::uint64_t step_of_token(unsigned token, std::uint64_t extra) {
 // A bijection from bits to integers that increase with the value, so that neighbouring floats differ by one.
 template <class T>
 static inline T to_ordered(T bits, bool is_float) {
-  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   if (!is_float) return bits;
-  return static_cast<T>(bits & kTop ? ~bits : bits | kTop);
+  return static_cast<T>(bits & kSignBit ? ~bits : bits | kSignBit);
 }
 template <class T>
 static inline T from_ordered(T ordered, bool is_float) {
-  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   if (!is_float) return ordered;
-  return static_cast<T>(ordered & kTop ? ordered & ~kTop : ~ordered);
+  return static_cast<T>(ordered & kSignBit ? ordered & ~kSignBit : ~ordered);
 }
 
 // The token of a change from `old` to `now`, which must differ. Sets `magnitude` to the step's; its lowest
 // extra_bits(token) bits follow the token.
 template <class T>
 static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
-  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
-  const bool is_down = step & kTop, is_negative = is_float && (old & kTop);
+  const bool is_down = step & kSignBit, is_negative = is_float && (old & kSignBit);
   magnitude = is_down ? static_cast<T>(~step + 1) : step;
   return token_of_step(magnitude, is_down != is_negative);
 }
@@ -65,8 +65,8 @@ static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& 
 // The new bits after a step of step_of_token().
 template <class T>
 static inline T apply_step(T old, std::uint64_t step, bool is_float) {
-  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
-  const auto signed_step = static_cast<T>(is_float && (old & kTop) ? ~step + 1 : step);
+  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  const auto signed_step = static_cast<T>(is_float && (old & kSignBit) ? ~step + 1 : step);
   return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
 }
 

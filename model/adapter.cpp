@@ -20,6 +20,7 @@ using nlohmann::json;
 constexpr const char* kHarmlessFields[] = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core",
     "peft_version", "qalora_group_size",       "revision",       "runtime_config",    "task_type"};
+// Fields that from_json() reads or checks.
 constexpr const char* kReadFields[] = {"peft_type", "r", "lora_alpha", "target_modules", "bias"};
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kEmbedding = "embed_tokens";
@@ -29,6 +30,7 @@ Error adapter_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, kAdapterConfigFile, format, std::forward<Args>(args)...);
 }
 
+// Whether a field with this value turns its feature off.
 bool is_neutral(const json& value) {
   return value.is_null() || value == false || (value.is_structured() && value.empty()) || value == "" || value == 0;
 }
@@ -47,6 +49,7 @@ std::string_view layer_name(const delta::TensorView& tensor) {
 
 std::string_view last_part(std::string_view layer) { return layer.substr(layer.rfind('.') + 1); }
 
+// A value of a tensor in BF16 or F32.
 float read_value(const delta::TensorView& tensor, std::size_t index) {
   if (tensor.dtype == delta::DType::kF32) {
     float value = 0;
@@ -188,7 +191,8 @@ Result<delta::StateView> adapter_layout(const delta::StateView& base, const Adap
 Result<delta::OwnedState> init_adapter(const delta::StateView& base, const AdapterConfig& adapter, std::uint64_t seed) {
   ECHO_ASSIGN(const delta::StateView layout, adapter_layout(base, adapter));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
-  constexpr std::uint64_t kSeedMark = 0x61646170746572;  // numbers unlike those of a base of the same seed
+  // Mixed into the seed, so that the numbers differ from those of a base made with the same seed.
+  constexpr std::uint64_t kSeedMark = 0x61646170746572;
   for (std::size_t t = 0; t < layout.size(); ++t) {
     const std::span<std::byte> bytes = state.mutable_bytes(t);
     if (layout[t].name.ends_with(".lora_B.weight")) {
@@ -250,7 +254,7 @@ Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const Ad
     const auto out = static_cast<std::size_t>(layout[t].shape[0]), in = static_cast<std::size_t>(layout[t].shape[1]);
     const auto rank = static_cast<std::size_t>(config.rank);
     const std::vector<float> a_values = values_of(*a), b_values = values_of(*b);
-    std::vector<float> row(in);
+    std::vector<float> row(in);  // of alpha / rank * B A
     const std::span<std::byte> bytes = merged.mutable_bytes(t);
     for (std::size_t o = 0; o < out; ++o) {
       std::fill(row.begin(), row.end(), 0.0f);

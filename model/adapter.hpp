@@ -1,8 +1,8 @@
 // Low-rank adapters (LoRA) of a policy, with the tensor names and the adapter_config.json of PEFT. Without libtorch.
 //
 // An adapter adds two matrices to each target weight W [out, in]: A [rank, in] and B [out, rank]. The layer then
-// computes W x + alpha / rank * B (A x). The policy is one state: the base's tensors under their usual names, and the
-// adapter's, whose names all begin with kAdapterPrefix:
+// computes W x + alpha / rank * B (A x). A policy with an adapter is one list of tensors: the base's under their usual
+// names, and the adapter's, whose names all begin with kAdapterPrefix:
 //
 //   model.layers.0.self_attn.q_proj.weight                           [out, in]
 //   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [rank, in]
@@ -49,27 +49,28 @@ struct AdapterConfig {
 
 inline bool is_adapter_tensor(std::string_view name) { return name.starts_with(kAdapterPrefix); }
 
-// The adapter's tensors for a base with these tensors, canonical, in bf16, without bytes. A target stands for every
-// matrix X.TARGET.weight of the base. kInvalid names a target without a matrix, and lists those that have one.
+// Names and shapes of the adapter's tensors for this base, sorted by name, in bf16, without bytes. A target stands for
+// every matrix X.TARGET.weight of the base. kInvalid names a target without a matrix, and lists those that have one.
 Result<delta::StateView> adapter_layout(const delta::StateView& base, const AdapterConfig& adapter);
 
-// An adapter that changes nothing yet, as PEFT makes it: A uniform in ±1/√in, B zero. Equal seeds give equal numbers on
-// every machine. Errors as those of adapter_layout(); kExhausted.
+// A fresh adapter, as PEFT makes it: A uniform in ±1/√in, and B zero, so that the policy's outputs do not change yet.
+// Equal seeds give equal numbers on every machine. Errors of adapter_layout(), and kExhausted if memory is short.
 Result<delta::OwnedState> init_adapter(const delta::StateView& base, const AdapterConfig& adapter, std::uint64_t seed);
 
-// A policy's two parts, in the order of `state`. Views refer to the memory of `state`.
+// The two parts of a policy, each in the policy's order. Their bytes are views of the policy's memory.
 struct SplitPolicy {
   delta::StateView base, adapter;
 };
 SplitPolicy split_adapter(const delta::StateView& state);
 
-// The policy of the two parts, canonical. kInvalid if the adapter's tensors are not those of adapter_layout(), apart
-// from their types, or the base has adapter tensors itself.
+// The policy made of both parts, sorted by delta::canonical(). kInvalid if the names or shapes of the adapter's tensors
+// are not those of adapter_layout(), or the base itself has adapter tensors.
 Result<delta::StateView> join_adapter(const delta::StateView& base, const delta::StateView& adapter,
                                       const AdapterConfig& config);
 
 // The base with W + alpha / rank * B A in the place of each adapted weight, computed in fp32 and rounded to the
-// weight's type (bf16 or fp32; kInvalid for another). The rounding changes what the model computes. kExhausted.
+// weight's type (bf16 or fp32; kInvalid for another). Because of the rounding, the merged model's outputs differ
+// slightly from the policy's. kExhausted if memory is short.
 Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const AdapterConfig& config);
 
 }  // namespace echoline::model

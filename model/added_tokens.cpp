@@ -83,7 +83,7 @@ std::optional<std::size_t> AddedTokenFinder::longest_at(std::string_view text, s
 }
 
 void AddedTokenFinder::find(std::string_view text, std::vector<Section>& sections) const {
-  std::size_t sections_end = 0;
+  std::size_t sections_end = 0;  // end of the text that `sections` covers
   for (std::size_t i = 0; i < text.size();) {
     std::size_t match_end = 0;
     const std::optional<std::size_t> match =
@@ -101,8 +101,8 @@ void AddedTokenFinder::find(std::string_view text, std::vector<Section>& section
     sections.push_back({begin, end, token.id});
     sections_end = end;
   }
-  // An added token of white space may be found within the space that the token before it has taken, so the end may be
-  // before that token's end, as in Hugging Face's tokenizers.
+  // Not `<`: an added token of white space may lie within space that the previous token has absorbed. sections_end then
+  // moves back, even from beyond the end of the text, as in Hugging Face's tokenizers.
   if (sections_end != text.size()) sections.push_back({sections_end, text.size(), std::nullopt});
 }
 

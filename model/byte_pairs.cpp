@@ -34,7 +34,7 @@ Status BytePairs::read_vocabulary(const Json& model) {
       return invalid("'model.vocab' gives {} the id {}, expected an integer from 0 to {}", short_dump(written),
                      short_dump(id), kIdMax);
     }
-    if (written.empty()) continue;  // no text has it
+    if (written.empty()) continue;  // an empty token is never found
     const auto token = id.get<Token>();
     const auto index = static_cast<std::size_t>(token);
     if (spellings_.size() <= index) spellings_.resize(index + 1);
@@ -44,7 +44,7 @@ Status BytePairs::read_vocabulary(const Json& model) {
     }
     spellings_[index] = written;
     const std::optional<std::string> text = text_of(written);
-    if (!text) continue;  // an added token, such as DeepSeek's, which byte-level text cannot have
+    if (!text) continue;  // not in the byte-level alphabet: an added token, as DeepSeek has
     vocabulary_.emplace(*text, token);
     if (text->size() == 1) byte_token_[static_cast<unsigned char>(text->front())] = token;
     if (is_byte_level_) continue;
@@ -83,7 +83,7 @@ Status BytePairs::read_merges(const Json& model) {
                      short_dump(merge));
     }
     merges_.set(PairTable::key(static_cast<std::uint32_t>(*left_token), static_cast<std::uint32_t>(*right_token)),
-                {rank, static_cast<std::uint32_t>(*merged)});  // the last of equal pairs counts
+                {rank, static_cast<std::uint32_t>(*merged)});  // overwrites an earlier entry of the same pair
     ++rank;
   }
   return ok();
@@ -123,7 +123,7 @@ std::optional<Token> BytePairs::character_token(std::string_view character, char
   return value ? std::optional(static_cast<Token>(value->first)) : std::nullopt;
 }
 
-// False if one of the bytes has no token.
+// Appends the fallback tokens of the character's bytes. Returns false, and appends none, if a byte has no token.
 bool BytePairs::append_byte_tokens(std::string_view character, std::vector<Token>& tokens) const {
   const auto token_of = [&](char c) { return fallback_token_[static_cast<unsigned char>(c)]; };
   if (!std::all_of(character.begin(), character.end(), [&](char c) { return token_of(c).has_value(); })) return false;
@@ -132,7 +132,8 @@ bool BytePairs::append_byte_tokens(std::string_view character, std::vector<Token
 }
 
 Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& tokens) const {
-  // An unknown token is appended before the next known one, as in Hugging Face's tokenizers: after byte tokens.
+  // The unknown token is appended only before the next known one, so fallback bytes between them come first, as in
+  // Hugging Face's tokenizers.
   bool has_unknown = false;
   for (std::size_t i = 0, bytes = 1; i < piece.size(); i += bytes) {
     char32_t code = static_cast<unsigned char>(piece[i]);
@@ -151,7 +152,7 @@ Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& token
       continue;
     } else if (unknown_) {
       if (std::exchange(has_unknown, true) && !fuses_unknown_) tokens.push_back(*unknown_);
-    } else if (merges_.size() == 0) {  // an alphabet does not fit this text; a vocabulary made from texts drops it
+    } else if (merges_.size() == 0) {  // an alphabet must fit its texts; a vocabulary with merges drops the character
       return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
                   static_cast<unsigned char>(piece[i]), short_dump(std::string(piece)));
     }
@@ -205,7 +206,7 @@ void BytePairs::merge_few(std::span<Token> tokens, std::vector<Token>& out) cons
   out.insert(out.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(size));
 }
 
-// The same with a queue, so that the time is log-linear.
+// Merges as merge_few() does, but finds the next pair with a queue: n log n steps for n tokens.
 void BytePairs::merge_many(std::span<const Token> tokens, std::vector<Token>& out) const {
   std::vector<Symbol> symbols;
   symbols.reserve(tokens.size());

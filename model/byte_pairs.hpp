@@ -21,13 +21,13 @@ inline constexpr Token kIdMax = 1 << 22;  // bounds the memory of tables by id
 // Immutable. Thread-safe.
 class BytePairs {
  public:
-  // Reads 'model' of the file. `is_byte_level`: its texts are written in the alphabet of byte_level.hpp.
+  // Reads the object 'model' of a tokenizer.json. `is_byte_level`: its tokens are written in byte_level.hpp's alphabet.
   static Result<BytePairs> read(const nlohmann::json& model, bool is_byte_level);
-  // The token for what has none; absent: it is left out.
+  // The token for characters that have none. Without it, encode() leaves such characters out.
   void set_unknown(Token token) { unknown_ = token; }
 
-  // Appends the tokens of a piece. kInvalid if the vocabulary has no merges, so that it is an alphabet, and lacks a
-  // character of the piece.
+  // Appends the tokens of a piece. kInvalid if the vocabulary is an alphabet (has no merges) that lacks a character of
+  // the piece.
   Status encode(std::string_view piece, std::vector<Token>& out) const;
   // The token for `text`: its bytes if the vocabulary is byte-level, otherwise as the file writes it.
   std::optional<Token> find(std::string_view text) const;
@@ -35,6 +35,7 @@ class BytePairs {
   const std::vector<std::string>& spellings() const { return spellings_; }
 
  private:
+  // A token in the linked list of merge_many(); previous and next are indices.
   struct Symbol {
     Token id;
     std::ptrdiff_t previous, next;  // -1: none
@@ -46,11 +47,11 @@ class BytePairs {
   Status read_vocabulary(const nlohmann::json& model);
   Status read_merges(const nlohmann::json& model);
   std::optional<std::string> text_of(const std::string& written) const;
-  // The rank of the pair as `first` and the merged token as `second`; null if it cannot be merged.
+  // The merge of this pair: its rank as `first`, the merged token as `second`. Null if the pair has none.
   const PairTable::Value* merge_of(Token left, Token right) const {
     return merges_.find(PairTable::key(static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right)));
   }
-  // The tokens of single characters, or of single bytes.
+  // Appends the tokens of the piece's single characters or, if byte-level, single bytes, before any merge.
   Status first_tokens(std::string_view piece, std::vector<Token>& tokens) const;
   std::optional<Token> character_token(std::string_view character, char32_t code) const;
   bool append_byte_tokens(std::string_view character, std::vector<Token>& tokens) const;
@@ -64,10 +65,10 @@ class BytePairs {
   std::optional<Token> unknown_;
   std::vector<std::string> spellings_;  // by id
   std::unordered_map<std::string, Token, TextHash, std::equal_to<>> vocabulary_;
-  std::array<std::optional<Token>, 256> byte_token_;      // byte-level: tokens of a single byte; otherwise of ASCII
+  std::array<std::optional<Token>, 256> byte_token_;      // of single bytes; unless byte-level, only of ASCII
   std::array<std::optional<Token>, 256> fallback_token_;  // <0x00> to <0xFF>
-  PairTable character_tokens_;                            // not byte-level: by character
-  PairTable merges_;                                      // by pair
+  PairTable character_tokens_;                            // by character, as `first`; unless byte-level
+  PairTable merges_;                                      // by pair, as merge_of() returns them
 };
 
 }  // namespace echoline::model

@@ -29,9 +29,9 @@ struct ChatTemplate::Tree {
 namespace {
 
 constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
-constexpr std::size_t kBytesMax = 256u << 20;  // all texts and lists created
+constexpr std::size_t kBytesMax = 256u << 20;  // of all texts and lists that a rendering creates
 constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable, which are freed recursively
-constexpr std::size_t kDepthMax = 1000;        // of expressions, blocks and macros within each other, on the stack
+constexpr std::size_t kDepthMax = 1000;        // of nested expressions, blocks and macros, which use the stack
 constexpr std::string_view kErrorSource = "chat template";
 
 using Integer = std::int64_t;
@@ -51,11 +51,11 @@ class Renderer {
   enum class Flow { kNormal, kBreak, kContinue };
 
   template <class... Args>
-  Error bad(fmt::format_string<Args...> format, Args&&... args) const {
+  Error template_error(fmt::format_string<Args...> format, Args&&... args) const {
     return fail(Code::kInvalid, kErrorSource, "line {}: {}", line_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // Errors of template_value.hpp have no line.
-  Error with_line(const Error& error) const { return bad("{}", error.detail); }
+  // Adds the line to an error of template_value.hpp, which has none.
+  Error with_line(const Error& error) const { return template_error("{}", error.detail); }
 
   Status charge_step(std::size_t line) {
     line_ = line;
@@ -104,9 +104,9 @@ class Renderer {
           break;
         }
         case Statement::Kind::kSet:
-          ECHO_TRY(set(s));
+          ECHO_TRY(set_variable(s));
           break;
-        case Statement::Kind::kSetText: {
+        case Statement::Kind::kSetText: {  // {% set x %}...{% endset %}
           ECHO_ASSIGN(std::string text, output_of(s.branches[0].body));
           chat::set_entry(scopes_.back(), s.targets.front(), {std::move(text)});
           break;
@@ -156,7 +156,8 @@ class Renderer {
     return output;
   }
 
-  Status set(const Statement& s) {
+  // {% set x = ... %} or {% set x.y = ... %}, where x is a namespace.
+  Status set_variable(const Statement& s) {
     ECHO_ASSIGN(Value value, eval(*s.expression));
     line_ = s.line;
     ECHO_TRY(check_nesting(value, 0, !s.attribute.empty()));
@@ -167,7 +168,7 @@ class Renderer {
     const Value* target = lookup(s.targets.front());
     Dict* space = target ? target->dict() : nullptr;
     if (!space || !namespaces_.contains(space))
-      return bad("cannot set '{0}.{1}': '{0}' is not a namespace", s.targets.front(), s.attribute);
+      return template_error("cannot set '{0}.{1}': '{0}' is not a namespace", s.targets.front(), s.attribute);
     chat::set_entry(*space, s.attribute, std::move(value));
     return ok();
   }
@@ -175,12 +176,12 @@ class Renderer {
   // Refuses a namespace inside a namespace, because it could contain itself, and values that are nested too deep.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
     ECHO_TRY(charge_bytes(sizeof(Value)));
-    if (depth > kNestingMax) return bad("lists and mappings are nested more than {} deep", kNestingMax);
+    if (depth > kNestingMax) return template_error("lists and mappings are nested more than {} deep", kNestingMax);
     if (const List* list = value.list())
       for (const Value& item : *list) ECHO_TRY(check_nesting(item, depth + 1, inside_namespace));
     if (const Dict* dict = value.dict()) {
       if (inside_namespace && namespaces_.contains(dict))
-        return bad("a namespace inside a namespace is not implemented");
+        return template_error("a namespace inside a namespace is not implemented");
       for (const auto& [key, item] : *dict) ECHO_TRY(check_nesting(item, depth + 1, inside_namespace));
     }
     return ok();
@@ -193,12 +194,12 @@ class Renderer {
     }
     const List* parts = item.list();
     if (!parts || parts->size() != s.targets.size())
-      return bad("cannot take {} loop variables from {}", s.targets.size(), chat::kind(item));
+      return template_error("cannot take {} loop variables from {}", s.targets.size(), chat::kind(item));
     for (std::size_t i = 0; i < parts->size(); ++i) chat::set_entry(scopes_.back(), s.targets[i], (*parts)[i]);
     return ok();
   }
 
-  // Drops the variables of a loop or block at its end.
+  // Opens a scope of variables, and closes it at the end of a loop, block or macro.
   struct Scope {
     explicit Scope(std::vector<Dict>& scopes) : scopes_(scopes) { scopes_.emplace_back(); }
     ~Scope() { scopes_.pop_back(); }
@@ -255,6 +256,7 @@ class Renderer {
     return text;
   }
 
+  // The values over which a loop runs: elements, keys or characters.
   Result<List> items_of(const Value& value) {
     if (value.is_undefined()) return List();
     if (const List* list = value.list()) {
@@ -271,7 +273,7 @@ class Renderer {
       for (const std::string_view c : chat::characters(*text)) items.push_back({std::string(c)});
       return items;
     }
-    return bad("cannot go through {}", chat::kind(value));
+    return template_error("cannot go through {}", chat::kind(value));
   }
 
   Result<Value> eval(const Expression& e) {
@@ -294,7 +296,7 @@ class Renderer {
         Dict dict;
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
           const auto* key = items[i].as<std::string>();
-          if (!key) return bad("the key of a mapping is {}, expected a string", chat::kind(items[i]));
+          if (!key) return template_error("the key of a mapping is {}, expected a string", chat::kind(items[i]));
           chat::set_entry(dict, *key, items[i + 1]);
         }
         return chat::make_dict(std::move(dict));
@@ -324,7 +326,7 @@ class Renderer {
         ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
         if (const auto* i = value.as<Integer>(); i && *i != INT64_MIN) return Value{-*i};
         if (const auto* d = value.as<double>()) return Value{-*d};
-        return bad("cannot negate {}", chat::kind(value));
+        return template_error("cannot negate {}", chat::kind(value));
       }
       case Kind::kBinary:
         return binary(e);
@@ -334,7 +336,7 @@ class Renderer {
         return e.parts[2] ? eval(*e.parts[2]) : Value{Undefined{"the missing else"}};
       }
     }
-    return bad("unknown expression");
+    return template_error("unknown expression");
   }
 
   Result<Arguments> evaluate_parts(const Expression& e, std::size_t first) {
@@ -347,7 +349,7 @@ class Renderer {
   }
 
   Result<Value> attribute(const Value& object, const std::string& name) const {
-    if (object.is_undefined()) return bad("cannot take '.{}' of {}", name, chat::kind(object));
+    if (object.is_undefined()) return template_error("cannot take '.{}' of {}", name, chat::kind(object));
     if (const Dict* dict = object.dict())
       if (const Value* value = chat::find(*dict, name)) return *value;
     return Value{Undefined{name}};
@@ -358,7 +360,7 @@ class Renderer {
     const auto* i = index.as<Integer>();
     const List* list = object.list();
     const auto* text = object.as<std::string>();
-    if (!i || (!list && !text)) return bad("cannot index {} with {}", chat::kind(object), chat::kind(index));
+    if (!i || (!list && !text)) return template_error("cannot index {} with {}", chat::kind(object), chat::kind(index));
     const auto text_characters = text ? chat::characters(*text) : std::vector<std::string_view>();
     const auto size = static_cast<Integer>(list ? list->size() : text_characters.size());
     const Integer position = *i < 0 ? *i + size : *i;
@@ -374,15 +376,16 @@ class Renderer {
       if (!e.parts[i + 1]) continue;
       ECHO_ASSIGN(const Value bound, eval(*e.parts[i + 1]));
       if (bound.as<None>()) continue;
-      if (!bound.as<Integer>()) return bad("a bound of a slice is {}, expected an integer", chat::kind(bound));
+      if (!bound.as<Integer>())
+        return template_error("a bound of a slice is {}, expected an integer", chat::kind(bound));
       bounds[i] = *bound.as<Integer>();
     }
     const auto* text = object.as<std::string>();
-    if (!text && !object.list()) return bad("cannot slice {}", chat::kind(object));
+    if (!text && !object.list()) return template_error("cannot slice {}", chat::kind(object));
     ECHO_ASSIGN(const List items, items_of(object));
     const auto size = static_cast<Integer>(items.size());
     const Integer stride = bounds[2].value_or(1);
-    if (stride == 0) return bad("the step of a slice is 0");
+    if (stride == 0) return template_error("the step of a slice is 0");
     const Integer lowest = stride > 0 ? 0 : -1, highest = stride > 0 ? size : size - 1;
     const auto resolve = [&](std::optional<Integer> bound, Integer if_absent) {
       if (!bound) return if_absent;
@@ -434,7 +437,7 @@ class Renderer {
       return std::nullopt;
     };
     const auto x = number(a), y = number(b);
-    if (!x || !y) return bad("cannot compute {} {} {}", chat::kind(a), e.name, chat::kind(b));
+    if (!x || !y) return template_error("cannot compute {} {} {}", chat::kind(a), e.name, chat::kind(b));
     if (e.name.front() == '<' || e.name.front() == '>') return Value{ordered(e.name, *x, *y)};
     if (e.name == "/" && *y != 0) return Value{*x / *y};
     const auto *i = a.as<Integer>(), *j = b.as<Integer>();
@@ -442,7 +445,7 @@ class Renderer {
       if (e.name == "+") return Value{*x + *y};
       if (e.name == "-") return Value{*x - *y};
       if (e.name == "*") return Value{*x * *y};
-      return bad("'{}' of floats is not implemented", e.name);
+      return template_error("'{}' of floats is not implemented", e.name);
     }
     Integer result = 0;
     bool overflow = false;
@@ -450,12 +453,12 @@ class Renderer {
     if (e.name == "-") overflow = __builtin_sub_overflow(*i, *j, &result);
     if (e.name == "*") overflow = __builtin_mul_overflow(*i, *j, &result);
     if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python
-      if (*j == 0) return bad("division by zero");
-      if (*i == INT64_MIN && *j == -1) return bad("integer overflow in '{}'", e.name);
+      if (*j == 0) return template_error("division by zero");
+      if (*i == INT64_MIN && *j == -1) return template_error("integer overflow in '{}'", e.name);
       const Integer remainder = *i % *j, round_down = remainder != 0 && (remainder < 0) != (*j < 0) ? 1 : 0;
       result = e.name == "//" ? *i / *j - round_down : remainder + round_down * *j;
     }
-    if (overflow) return bad("integer overflow in '{}'", e.name);
+    if (overflow) return template_error("integer overflow in '{}'", e.name);
     return Value{result};
   }
 
@@ -469,26 +472,26 @@ class Renderer {
   Result<bool> contains(const Value& container, const Value& item) const {
     if (const auto* text = container.as<std::string>()) {
       if (const auto* piece = item.as<std::string>()) return text->find(*piece) != std::string::npos;
-      return bad("cannot look for {} in a string", chat::kind(item));
+      return template_error("cannot look for {} in a string", chat::kind(item));
     }
     if (const List* list = container.list())
       return std::any_of(list->begin(), list->end(), [&](const Value& element) { return chat::equal(element, item); });
     if (const Dict* dict = container.dict())
       return item.as<std::string>() && chat::find(*dict, *item.as<std::string>()) != nullptr;
     if (container.is_undefined()) return false;
-    return bad("cannot look into {}", chat::kind(container));
+    return template_error("cannot look into {}", chat::kind(container));
   }
 
   Result<Value> test(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
-    if (!e.keywords.empty()) return bad("the test 'is {}' with named arguments is not implemented", e.name);
+    if (!e.keywords.empty()) return template_error("the test 'is {}' with named arguments is not implemented", e.name);
     ECHO_ASSIGN(const bool holds, passes(value, e.name, arguments));
     return Value{holds};
   }
 
-  // Whether `value is name(arguments)`.
+  // Whether Jinja's test `value is name(arguments)` holds.
   Result<bool> passes(const Value& value, std::string_view name, std::span<const Value> arguments) const {
     if (arguments.empty()) {
       if (name == "defined") return !value.is_undefined();
@@ -509,7 +512,8 @@ class Renderer {
       if (name == "ne") return !chat::equal(value, arguments[0]);
       if (name == "in") return contains(arguments[0], value);
     }
-    return bad("the test 'is {}'{} is not implemented", name.substr(0, 40), arguments.empty() ? "" : " with arguments");
+    return template_error("the test 'is {}'{} is not implemented", name.substr(0, 40),
+                          arguments.empty() ? "" : " with arguments");
   }
 
   Result<Value> filter(const Expression& e) {
@@ -536,10 +540,10 @@ class Renderer {
       }
     }
     if ((e.name == "map" || e.name == "selectattr" || e.name == "rejectattr") && count > 0)
-      return select(value, e, arguments);
+      return map_or_select(value, e, arguments);
     if (e.name == "replace" && count == 2 && e.keywords.empty()) {
       ECHO_ASSIGN(const std::string text, text_of(value));
-      return method(text, "replace", arguments);
+      return call_method(text, "replace", arguments);
     }
     if (count == 0) {
       if (e.name == "tojson") {
@@ -568,21 +572,21 @@ class Renderer {
           e.name == "safe") {
         ECHO_ASSIGN(std::string text, text_of(value));
         if (e.name == "string" || e.name == "safe") return make_text(std::move(text));
-        return method(text, e.name == "trim" ? "strip" : e.name, {});
+        return call_method(text, e.name == "trim" ? "strip" : e.name, {});
       }
     }
-    return bad("the filter '{}'{} is not implemented for {}", e.name.substr(0, 40),
-               count > 0 ? " with these arguments" : "", chat::kind(value));
+    return template_error("the filter '{}'{} is not implemented for {}", e.name.substr(0, 40),
+                          count > 0 ? " with these arguments" : "", chat::kind(value));
   }
 
   // map(attribute='NAME'), and selectattr or rejectattr('NAME'[, 'TEST'[, ARGUMENT]]).
-  Result<Value> select(const Value& value, const Expression& e, const Arguments& arguments) {
+  Result<Value> map_or_select(const Value& value, const Expression& e, const Arguments& arguments) {
     const bool is_map = e.name == "map";
     const bool are_keywords_known = is_map ? e.keywords == std::vector<std::string>{"attribute"} : e.keywords.empty();
     const auto* name = arguments[0].as<std::string>();
     const auto* test_name = arguments.size() > 1 ? arguments[1].as<std::string>() : nullptr;
     if (!are_keywords_known || !name || arguments.size() > (is_map ? 1u : 3u) || (arguments.size() > 1 && !test_name))
-      return bad("the filter '{}' with these arguments is not implemented", e.name);
+      return template_error("the filter '{}' with these arguments is not implemented", e.name);
     ECHO_ASSIGN(const List items, items_of(value));
     List selected;
     for (const Value& item : items) {
@@ -601,7 +605,7 @@ class Renderer {
     return chat::make_list(std::move(selected));
   }
 
-  // By key without regard to case, as Jinja's dictsort.
+  // The entries sorted by key without regard to case, as Jinja's dictsort does.
   static Value sorted_entries(Dict dict) {
     const auto folded = [](const std::string& key) {
       std::string out = key;
@@ -612,6 +616,7 @@ class Renderer {
     return entries(&dict);
   }
 
+  // The list of [key, value] pairs; empty for a null dict.
   static Value entries(const Dict* dict) {
     List pairs;
     for (const auto& [key, value] : dict ? *dict : Dict()) pairs.push_back(chat::make_list({Value{key}, value}));
@@ -624,10 +629,11 @@ class Renderer {
       ECHO_ASSIGN(const Value object, eval(*callee.parts[0]));
       ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
       line_ = e.line;
-      if (!e.keywords.empty()) return bad("the method '{}' with named arguments is not implemented", callee.name);
-      if (const auto* text = object.as<std::string>()) return method(*text, callee.name, arguments);
-      if (const Dict* dict = object.dict()) return method(*dict, callee.name, arguments);
-      return bad("the method '{}' of {} is not implemented", callee.name.substr(0, 40), chat::kind(object));
+      if (!e.keywords.empty())
+        return template_error("the method '{}' with named arguments is not implemented", callee.name);
+      if (const auto* text = object.as<std::string>()) return call_method(*text, callee.name, arguments);
+      if (const Dict* dict = object.dict()) return call_method(*dict, callee.name, arguments);
+      return template_error("the method '{}' of {} is not implemented", callee.name.substr(0, 40), chat::kind(object));
     }
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
@@ -647,10 +653,11 @@ class Renderer {
     if (name == "strftime_now" && arguments.size() == 1) return formatted_date(arguments[0]);
     if (name == "raise_exception" && arguments.size() == 1) {
       ECHO_ASSIGN(const std::string message, text_of(arguments[0]));
-      return bad("the template refuses these messages: {}", message.substr(0, 1000));
+      return template_error("the template refuses these messages: {}", message.substr(0, 1000));
     }
-    return bad("the function '{}' is not implemented; known: namespace, raise_exception, range, strftime_now",
-               name.substr(0, 40));
+    return template_error(
+        "the function '{}' is not implemented; known: namespace, raise_exception, range, strftime_now",
+        name.substr(0, 40));
   }
 
   // range(end), range(begin, end) and range(begin, end, step).
@@ -659,15 +666,15 @@ class Renderer {
     for (const Value& argument : arguments)
       if (const auto* number = argument.as<Integer>()) numbers.push_back(*number);
     if (numbers.size() != arguments.size() || numbers.empty() || numbers.size() > 3)
-      return bad("expected one to three integers in range()");
+      return template_error("expected one to three integers in range()");
     const Integer begin = numbers.size() == 1 ? 0 : numbers[0], end = numbers.size() == 1 ? numbers[0] : numbers[1];
     const Integer stride = numbers.size() == 3 ? numbers[2] : 1;
-    if (stride == 0) return bad("the step of range() is 0");
+    if (stride == 0) return template_error("the step of range() is 0");
     List items;
     for (Integer i = begin; stride > 0 ? i < end : i > end;) {
       ECHO_TRY(charge_step(line_));
       items.push_back({i});
-      if (__builtin_add_overflow(i, stride, &i)) break;
+      if (__builtin_add_overflow(i, stride, &i)) break;  // the next number is beyond every end
     }
     return chat::make_list(std::move(items));
   }
@@ -678,8 +685,8 @@ class Renderer {
     const std::string& name = macro.targets.front();
     const std::size_t parameter_count = macro.targets.size() - 1, positional = arguments.size() - keywords.size();
     if (positional > parameter_count)
-      return bad("the macro '{}' has {} parameters, found {} arguments", name, parameter_count, positional);
-    std::vector<Dict> scopes_of_caller;
+      return template_error("the macro '{}' has {} parameters, found {} arguments", name, parameter_count, positional);
+    std::vector<Dict> scopes_of_caller;  // hidden from the macro, and restored after it
     std::move(scopes_.begin() + 1, scopes_.end(), std::back_inserter(scopes_of_caller));
     scopes_.resize(1);
     const auto result = [&]() -> Result<std::string> {
@@ -704,7 +711,7 @@ class Renderer {
     if (!result) return result.error();
     for (const std::string& keyword : keywords)
       if (std::ranges::find(macro.targets.begin() + 1, macro.targets.end(), keyword) == macro.targets.end())
-        return bad("the macro '{}' has no parameter '{}'", name, keyword);
+        return template_error("the macro '{}' has no parameter '{}'", name, keyword);
     return Value{*result};
   }
 
@@ -716,18 +723,18 @@ class Renderer {
     std::tm time{};
     const char* end = date_text ? ::strptime(date_text->c_str(), "%Y-%m-%d", &time) : nullptr;
     if (!end || *end != '\0')
-      return bad(
+      return template_error(
           "the template asks for the present date, but a prompt must be the same everywhere and at any time: set "
           "task.chat_options: {{strftime_now: \"YYYY-MM-DD\"}}");
     if (!format_text || format_text->size() > 100)
-      return bad("expected a format of at most 100 bytes in strftime_now()");
+      return template_error("expected a format of at most 100 bytes in strftime_now()");
     if (format_text->empty()) return Value{std::string()};
     std::string text(1000, '\0');
     text.resize(std::strftime(text.data(), text.size(), format_text->c_str(), &time));
     return Value{std::move(text)};
   }
 
-  Result<Value> method(const std::string& text, std::string_view name, const Arguments& arguments) {
+  Result<Value> call_method(const std::string& text, std::string_view name, const Arguments& arguments) {
     std::vector<std::string> texts;
     for (const Value& argument : arguments)
       if (const auto* s = argument.as<std::string>()) texts.push_back(*s);
@@ -742,7 +749,7 @@ class Renderer {
         std::string out = text;
         for (std::size_t i = 0; i < out.size(); ++i) {
           const auto c = static_cast<unsigned char>(out[i]);
-          if (c >= 0x80) return bad("'{}' is implemented for ASCII only", name);
+          if (c >= 0x80) return template_error("'{}' is implemented for ASCII only", name);
           const bool is_upper = name == "upper" || (name == "capitalize" && i == 0);
           out[i] = static_cast<char>(is_upper ? std::toupper(c) : std::tolower(c));
         }
@@ -759,15 +766,15 @@ class Renderer {
         return make_text(out + text.substr(begin));
       }
     }
-    return bad("the method '{}' of a string{} is not implemented", name.substr(0, 40),
-               count > 0 ? " with these arguments" : "");
+    return template_error("the method '{}' of a string{} is not implemented", name.substr(0, 40),
+                          count > 0 ? " with these arguments" : "");
   }
 
   Result<Value> split(const std::string& text, const std::string* separator) {
     ECHO_TRY(charge_bytes(text.size()));
     List parts;
     if (separator) {
-      if (separator->empty()) return bad("split() by an empty string");
+      if (separator->empty()) return template_error("split() by an empty string");
       std::size_t begin = 0;
       for (std::size_t match; (match = text.find(*separator, begin)) != std::string::npos;
            begin = match + separator->size())
@@ -788,7 +795,7 @@ class Renderer {
     return chat::make_list(std::move(parts));
   }
 
-  Result<Value> method(const Dict& dict, std::string_view name, const Arguments& arguments) const {
+  Result<Value> call_method(const Dict& dict, std::string_view name, const Arguments& arguments) const {
     const auto* key = arguments.empty() ? nullptr : arguments[0].as<std::string>();
     if (name == "items" && arguments.empty()) return entries(&dict);
     if ((name == "keys" || name == "values") && arguments.empty()) {
@@ -800,10 +807,10 @@ class Renderer {
       if (const Value* value = chat::find(dict, *key)) return *value;
       return arguments.size() == 2 ? arguments[1] : Value{None{}};
     }
-    return bad("the method '{}' of a mapping is not implemented", name.substr(0, 40));
+    return template_error("the method '{}' of a mapping is not implemented", name.substr(0, 40));
   }
 
-  std::vector<Dict> scopes_;
+  std::vector<Dict> scopes_;  // variables, outermost first
   std::unordered_set<const Dict*> namespaces_;
   std::vector<Value> namespace_values_;  // all namespaces, so that no address is reused
   std::map<std::string, const Statement*, std::less<>> macros_;

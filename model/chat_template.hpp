@@ -26,8 +26,8 @@ class ChatTemplate {
   static Result<ChatTemplate> parse(std::string_view text);
 
   // The text of a conversation, with the start of the answer if `add_generation_prompt`. `variables_json`: an object of
-  // further names, such as bos_token or enable_thinking ("": none). kInvalid for a mistake in the template, kExhausted
-  // if it takes too many steps or too much memory.
+  // further variables, such as bos_token or enable_thinking ("": none). kInvalid for a mistake in the template,
+  // kExhausted if it takes too many steps or too much memory.
   Result<std::string> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
                              std::string_view variables_json) const;
 

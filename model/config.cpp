@@ -80,11 +80,12 @@ constexpr std::pair<Family, const char*> kFamilies[] = {{Family::kQwen3, "Qwen3F
                                                         {Family::kLlama, "LlamaForCausalLM"},
                                                         {Family::kMistral, "MistralForCausalLM"}};
 
-// Fields of other families that change the arithmetic, with the value that changes nothing. A family derived from one
-// of these may keep its model_type and add them.
+// Fields of families that are not implemented, with the value that leaves the arithmetic unchanged. A model derived
+// from an implemented family may add them and keep its model_type.
 constexpr std::pair<const char*, double> kNeutralFactors[] = {
     {"partial_rotary_factor", 1}, {"logits_scaling", 1},       {"logit_scale", 1},
     {"residual_multiplier", 1},   {"embedding_multiplier", 1}, {"attention_multiplier", 1}};
+// Fields that change the arithmetic with any value.
 constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping",
                                          "query_pre_attn_scalar",   "clip_qkv",
                                          "no_rope_layers",          "num_experts",
@@ -106,7 +107,7 @@ Status check_arithmetic(const Fields& fields) {
   return ok();
 }
 
-// Sets c.family. Fails if the file turns on a feature that is not implemented.
+// Sets config.family. Fails if the file turns on a feature that is not implemented.
 Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
   const json* type = fields.get("model_type");
   bool is_known = false;
@@ -196,7 +197,8 @@ Result<ModelConfig> read_computable(const json& root) {
   if (config.family != Family::kQwen3 && config.heads > 0) config.head_dim = config.hidden_size / config.heads;
   fields.read_integer("head_dim", config.head_dim, /*required=*/false);
   fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
-  std::int64_t window = config.positions_max;  // Qwen2 has 'use_sliding_window' for it
+  // Only Mistral's window is on by default; Qwen's must be turned on by 'use_sliding_window', checked above.
+  std::int64_t window = config.positions_max;
   if (config.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
   if (window < config.positions_max)
     return config_error(
@@ -224,8 +226,8 @@ Result<ModelConfig> read_computable(const json& root) {
   return config;
 }
 
-// Reads what a run needs of a model that this program only carries. Sizes that decide about memory may be absent: a
-// server that generates with the model knows them.
+// Reads the fields that a run needs of a model that this program only carries. Sizes that only memory estimates need
+// are optional.
 Result<ModelConfig> read_carried(const json& root, std::string_view text, std::string reason) {
   Fields outer(root);
   // Models for text and images keep the decoder's shape in an object of its own.
@@ -236,7 +238,7 @@ Result<ModelConfig> read_carried(const json& root, std::string_view text, std::s
   config.source_json = text;
   config.reason_not_computable = std::move(reason);
   const auto read = [&](const char* name, std::int64_t& out, bool required) {
-    const bool is_only_outer = !fields.get(name) && outer.get(name);
+    const bool is_only_outer = !fields.get(name) && outer.get(name);  // at the top, not in 'text_config'
     (is_only_outer ? outer : fields).read_integer(name, out, required);
   };
   constexpr bool kRequired = true, kOptional = false;
@@ -426,21 +428,22 @@ std::uint64_t ModelConfig::adapter_parameters() const {
 }
 
 MemoryEstimate memory_estimate(const ModelConfig& config) {
-  constexpr std::uint64_t kPolicyBytes = 2, kTrainedBytes = 2 + 4 + 8;  // gradient, master and moments
+  // Bytes per parameter: bf16; and if trained, also gradient (bf16), master and two moments (fp32).
+  constexpr std::uint64_t kPolicyBytes = 2, kTrainedBytes = 2 + 4 + 8;
   const std::uint64_t parameters = config.parameters() + config.adapter_parameters();
   const std::uint64_t trained = config.adapter ? config.adapter_parameters() : parameters;
   const std::int64_t values_per_token = 2 * config.layers * config.kv_heads * config.head_dim;
   return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kPolicyBytes * parameters},
           .training = {kPolicyBytes * parameters + kTrainedBytes * trained},
-          .kv_cache_per_token = {static_cast<std::uint64_t>(2 * values_per_token)}};
+          .kv_cache_per_token = {kPolicyBytes * static_cast<std::uint64_t>(values_per_token)}};
 }
 
 namespace {
 
 constexpr std::int64_t kAddedTokens = 3;  // <|endoftext|> and the two marks of a chat
 
-ModelConfig shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
-                  std::int64_t kv_heads) {
+ModelConfig config_of_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
+                            std::int64_t kv_heads) {
   ModelConfig config;
   config.hidden_size = hidden;
   config.intermediate_size = intermediate;
@@ -450,8 +453,8 @@ ModelConfig shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t l
   return config;
 }
 
-// The character vocabulary and other settings of the tiny presets.
-ModelConfig tiny(ModelConfig config) {
+// Adds the character vocabulary and other settings of the tiny presets.
+ModelConfig with_characters(ModelConfig config) {
   config.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + kAddedTokens;
   config.eos = {static_cast<Token>(kCharacterAlphabet.size())};  // <|endoftext|>
   config.head_dim = 32;
@@ -462,21 +465,21 @@ ModelConfig tiny(ModelConfig config) {
 
 // Narrow heads, and weights large enough for a short warm start to work.
 ModelConfig tiny_64() {
-  ModelConfig config = tiny(shape(64, 192, 3, 4, 2));
+  ModelConfig config = with_characters(config_of_shape(64, 192, 3, 4, 2));
   config.head_dim = 16;
   config.initializer_range = 0.08;
   return config;
 }
 
-// One token per byte, and room for a word problem with its solution.
-ModelConfig bytes(ModelConfig config) {
+// Changes a tiny preset to one token per byte, with positions for a word problem and its solution.
+ModelConfig with_bytes(ModelConfig config) {
   config.vocab_size = 256 + kAddedTokens;
   config.eos = {256};  // <|endoftext|>
   config.positions_max = 4096;
   return config;
 }
 
-ModelConfig qwen3(ModelConfig config, bool tied) {
+ModelConfig as_qwen3(ModelConfig config, bool tied) {
   config.vocab_size = 151936;
   config.eos = {151645};
   config.bos = 151643;
@@ -488,7 +491,7 @@ ModelConfig qwen3(ModelConfig config, bool tied) {
 }
 
 ModelConfig qwen2_5_half_b() {
-  ModelConfig config = qwen3(shape(896, 4864, 24, 14, 2), /*tied=*/true);
+  ModelConfig config = as_qwen3(config_of_shape(896, 4864, 24, 14, 2), /*tied=*/true);
   config.family = Family::kQwen2;
   config.head_dim = 64;
   config.positions_max = 32768;
@@ -496,7 +499,7 @@ ModelConfig qwen2_5_half_b() {
 }
 
 ModelConfig llama_3_2_1b() {
-  ModelConfig config = shape(2048, 8192, 16, 32, 8);
+  ModelConfig config = config_of_shape(2048, 8192, 16, 32, 8);
   config.family = Family::kLlama;
   config.vocab_size = 128256;
   config.eos = {128001};
@@ -512,17 +515,17 @@ ModelConfig llama_3_2_1b() {
 }
 
 const std::vector<std::pair<std::string, ModelConfig>>& presets() {
-  // shape(hidden, intermediate, layers, heads, kv_heads)
+  // config_of_shape(hidden, intermediate, layers, heads, kv_heads)
   static const std::vector<std::pair<std::string, ModelConfig>> all = {
       {"tiny-64", tiny_64()},
-      {"tiny-128", tiny(shape(128, 384, 2, 4, 2))},
-      {"tiny-256", tiny(shape(256, 768, 3, 8, 4))},
-      {"bytes-64", bytes(tiny_64())},
-      {"bytes-256", bytes(tiny(shape(256, 768, 3, 8, 4)))},
-      {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), /*tied=*/true)},
-      {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), /*tied=*/true)},
-      {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), /*tied=*/true)},
-      {"qwen3-8b", qwen3(shape(4096, 12288, 36, 32, 8), /*tied=*/false)},
+      {"tiny-128", with_characters(config_of_shape(128, 384, 2, 4, 2))},
+      {"tiny-256", with_characters(config_of_shape(256, 768, 3, 8, 4))},
+      {"bytes-64", with_bytes(tiny_64())},
+      {"bytes-256", with_bytes(with_characters(config_of_shape(256, 768, 3, 8, 4)))},
+      {"qwen3-0.6b", as_qwen3(config_of_shape(1024, 3072, 28, 16, 8), /*tied=*/true)},
+      {"qwen3-1.7b", as_qwen3(config_of_shape(2048, 6144, 28, 16, 8), /*tied=*/true)},
+      {"qwen3-4b", as_qwen3(config_of_shape(2560, 9728, 36, 32, 8), /*tied=*/true)},
+      {"qwen3-8b", as_qwen3(config_of_shape(4096, 12288, 36, 32, 8), /*tied=*/false)},
       {"qwen2.5-0.5b", qwen2_5_half_b()},
       {"llama-3.2-1b", llama_3_2_1b()},
   };

@@ -17,16 +17,16 @@ namespace echoline::model {
 // Index into the vocabulary.
 using Token = std::int32_t;
 
-// kCarried: another family, or one of these with a feature that is not implemented. Its policies are tensors of any
-// names and types, which an external trainer makes and an inference server uses.
+// kCarried: another family, or one of these with a feature that is not implemented. This program transports its
+// policies, which are tensors of any names and types; an external trainer makes them and an inference server uses them.
 enum class Family { kQwen3, kQwen2, kLlama, kMistral, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
-// The purpose of reading a model: to compute it, or also only to carry its policies.
+// The models that a caller accepts: kCompute only those that can be computed here, kCarry also those only carried.
 enum class ModelUse { kCompute, kCarry };
 
-// Extends rotary positions beyond those trained first, as Llama 3 does: divides slow rotations by `factor`, keeps fast
-// ones, and interpolates between.
+// Extends rotary positions beyond the length of pretraining, as Llama 3 does: divides slow rotations by `factor`, keeps
+// fast ones, and interpolates between them.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   std::int64_t original_positions = 8192;
@@ -51,19 +51,20 @@ struct ModelConfig {
   bool tie_embeddings = false;           // tie_word_embeddings: lm_head is embed_tokens
   std::vector<Token> eos;                // eos_token_id, one or several: tokens that end a text
   std::optional<Token> bos;              // bos_token_id: the token that begins a text
-  std::optional<AdapterConfig> adapter;  // of the policies; not part of config.json
+  std::optional<AdapterConfig> adapter;  // of the policies, if they have one; not part of config.json
 
-  // Only of Family::kCarried:
+  // Only set for Family::kCarried:
   std::string source_json;             // config.json, unchanged
   std::string reason_not_computable;   // names the field, what it is, and what would be accepted
-  std::uint64_t carried_elements = 0;  // of all tensors; 0: not known, because no weights were read
-  Bytes carried_bytes{};
+  std::uint64_t carried_elements = 0;  // values of all tensors; 0: not known, because no weights were read
+  Bytes carried_bytes{};               // of all tensors
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
   // Parses and validates config.json. kInvalid names the field: an unknown model_type, a rope_scaling or a bias that is
   // not implemented, a missing or invalid number. With kCarry, a model that is not implemented becomes
-  // Family::kCarried. Then only its vocabulary and positions must be there, in the object or in its 'text_config'.
+  // Family::kCarried. Then only 'vocab_size' and 'max_position_embeddings' are required, at the top or in
+  // 'text_config'.
   static Result<ModelConfig> from_json(std::string_view text, ModelUse use = ModelUse::kCompute);
   // The config.json of a directory, and its adapter_config.json if there is one. For Family::kCarried also sums up the
   // sizes of its weights, whose headers it reads.
@@ -78,15 +79,15 @@ struct ModelConfig {
   Status validate() const;
 
   std::uint64_t parameters() const;          // of the base; 0 if a carried model's weights were not read
-  std::uint64_t adapter_parameters() const;  // 0 if a carried model's
+  std::uint64_t adapter_parameters() const;  // 0 for a carried model
   bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
   bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };
 
 // The memory of a model of this shape, without activations.
 struct MemoryEstimate {
-  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU; carried ones unchanged
-  Bytes training;            // policy and gradient in bf16; fp32 master, first and second moment of AdamW
+  Bytes policy_bf16;  // the weights as broadcast, and as a worker holds them on a GPU; a carried model's own types
+  Bytes training;     // policy and gradient in bf16; fp32 master, first and second moment of AdamW
   Bytes kv_cache_per_token;  // keys and values of all layers in bf16
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);

@@ -18,20 +18,21 @@ constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that justify anot
 constexpr std::int64_t kColumns = 16;       // columns of a product that one thread computes together
 constexpr std::int64_t kPackedRows = 16;    // rows of activations that are packed together
 
-// The least number of items per thread, each of which takes `item_work` multiplications.
-std::int64_t grain_of(std::int64_t work_min, std::int64_t item_work) {
+// The least number of items, of `item_work` multiplications each, that together take `work_min` multiplications.
+std::int64_t items_per_thread_min(std::int64_t work_min, std::int64_t item_work) {
   return std::max<std::int64_t>(1, work_min / std::max<std::int64_t>(1, item_work));
 }
 
 bool is_bf16(const Tensor& weight) { return weight.scalar_type() == torch::kBFloat16; }
 
-// x in the order in which the kernels' product with `weight` reads it; `buffer` holds it if that is a copy.
+// x in the order in which the kernels' product with `weight` reads it: x itself for fp32 weights, and for bf16 weights
+// a copy in `buffer`.
 const float* in_kernel_order(const Tensor& x, const Tensor& weight, Tensor& buffer) {
   if (!is_bf16(weight)) return x.data_ptr<float>();
   const std::int64_t rows = x.size(0), in = x.size(1), floats = kernels().packed_floats(rows, in);
   if (!buffer.defined() || buffer.numel() < floats)
     buffer = torch::empty({floats}, x.options());  // aligned to 64 bytes
-  parallel_for((rows + kPackedRows - 1) / kPackedRows, grain_of(kWorkMin, kPackedRows * in),
+  parallel_for((rows + kPackedRows - 1) / kPackedRows, items_per_thread_min(kWorkMin, kPackedRows * in),
                [&](std::int64_t first, std::int64_t last) {
                  kernels().pack(x.data_ptr<float>(), rows, in, first * kPackedRows, std::min(rows, last * kPackedRows),
                                 buffer.data_ptr<float>());
@@ -39,13 +40,13 @@ const float* in_kernel_order(const Tensor& x, const Tensor& weight, Tensor& buff
   return buffer.data_ptr<float>();
 }
 
-// y = x weight^T, or y += with `add`, by the kernels, for x [rows, in] from in_kernel_order(). Rows of y are `stride`
-// floats apart.
+// The kernels' y = x weight^T or, with `add`, y += x weight^T. x [rows, in] is from in_kernel_order(). Rows of y are
+// `stride` floats apart.
 void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, std::int64_t stride, bool add) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
   const Kernels& kernel_set = kernels();
   const void* const w = weight.data_ptr();
-  parallel_for((out + kColumns - 1) / kColumns, grain_of(kWorkMin, rows * in * kColumns),
+  parallel_for((out + kColumns - 1) / kColumns, items_per_thread_min(kWorkMin, rows * in * kColumns),
                [&](std::int64_t first, std::int64_t last) {
                  const std::int64_t begin = first * kColumns, end = std::min(out, last * kColumns);
                  if (is_bf16(weight)) {
@@ -56,8 +57,8 @@ void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y,
                });
 }
 
-// y = x weight^T, or y += with `add`, for each pair of a weight and y. All are contiguous, except that rows of y may be
-// apart, and fp32, except for the weights.
+// y = x weight^T or, with `add`, y += x weight^T, for each pair of a weight and y. x and y are fp32. All are
+// contiguous, except that rows of y may have a gap between them.
 void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, const Tensor*>> products, bool add,
               Tensor& buffer) {
   const float* packed_x = nullptr;
@@ -89,10 +90,11 @@ const float* as_fp32(const Tensor& weight, Tensor& buffer) {
   return buffer.data_ptr<float>();
 }
 
-// For work that reads memory more than it multiplies, so fewer multiplications justify a thread.
+// Runs `run_row` for each row, which takes `row_work` multiplications. The work is bound by memory, so a sixteenth of
+// the usual multiplications justifies a thread.
 template <class Work>
 void parallel_for_each_row(std::int64_t rows, std::int64_t row_work, const Work& run_row) {
-  parallel_for(rows, grain_of(kWorkMin / 16, row_work), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(rows, items_per_thread_min(kWorkMin / 16, row_work), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) run_row(row);
   });
 }
@@ -116,7 +118,7 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
               std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
-  const std::int64_t positions = cos.numel() / dim;
+  const std::int64_t positions = cos.numel() / dim;  // `rows`, or `tokens`: then each sequence reads the same ones
   const Kernels& kernel = kernels();
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const Tensor normed = torch::empty({rows, hidden}, x.options()), qkv = torch::empty({rows, width}, x.options());

@@ -13,8 +13,8 @@ bool kernel_product_is_fastest(const torch::Tensor& x, const torch::Tensor& weig
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
 // Runs all layers on x, in place: fp32 [rows, hidden], contiguous, in sequences of `tokens` rows. cos and sin: fp32,
-// [head_dim] for each row, or for each token of a sequence. Without `attention`, tokens attend by `segments`, as in
-// attend_packed().
+// [head_dim] for each row, or for each token of a sequence. `attention` computes the attention; if it is null,
+// attend_packed() does, by `segments`.
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
               std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention,
               const torch::Tensor& segments);

@@ -35,8 +35,8 @@ void add(Score& episode, const Score& step) {
 }
 
 Result<Score> Adapter::score(const Problem& problem, std::string_view) const {
-  return fail(Code::kUnavailable, "score", "'{}': one response says nothing in a task of many turns ({})", problem.id(),
-              name());
+  return fail(Code::kUnavailable, "score", "'{}': a task of many turns ({}) cannot score a single response",
+              problem.id(), name());
 }
 
 Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uint64_t) const {

@@ -53,7 +53,7 @@ class Several final : public Adapter {
     return to_run_problem(*part, std::move(problem));
   }
 
-  // Alternates between the parts, so that any first n problems are of all of them.
+  // Alternates between the parts, so that the first problems of the list come from all of them.
   std::vector<Problem> evaluation() const override {
     std::vector<std::vector<Problem>> by_part;
     std::size_t longest = 0;

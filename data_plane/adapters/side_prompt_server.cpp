@@ -121,7 +121,7 @@ class AnsweredEpisode final : public Episode {
   struct Shared {
     std::recursive_mutex mutex;        // recursive, because an episode may report a step before step() returns
     std::unique_ptr<Episode> episode;  // null: the caller has destroyed its episode
-    std::uint64_t side_prompts = 0;    // number of them so far
+    std::uint64_t side_prompts = 0;    // number asked so far
   };
 
   // Steps the episode until the policy has to act. `score_before`: the sum of the steps' scores since the policy's
@@ -180,8 +180,8 @@ Result<std::unique_ptr<SidePromptServer>> SidePromptServer::start(const SideProm
   server_options.tries_max = options.tries;
   ECHO_ASSIGN(TextServerClient server, TextServerClient::make(std::move(server_options), impl->clock));
   impl->server.emplace(std::move(server));
-  impl->thread = std::thread([raw = impl.get()] {
-    while (raw->run_round()) {
+  impl->thread = std::thread([started_impl = impl.get()] {
+    while (started_impl->run_round()) {
     }
   });
   return std::unique_ptr<SidePromptServer>(new SidePromptServer(std::move(impl)));

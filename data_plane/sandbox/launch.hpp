@@ -52,7 +52,7 @@ struct LaunchedProgram {
   pid_t pid = -1;   // process id of the outer bubblewrap; the caller must wait for it
   Fd pidfd;         // pidfd of `pid`
   Fd status;        // bubblewrap reports the program's progress here, one JSON object per line
-  Fd filter;        // the program starts when its filter was written here, and never without
+  Fd filter;        // bubblewrap waits here for the system call filter, then starts the program
   Fd in, out, err;  // this process's ends, non-blocking; no `in` if the input is a file
 };
 

@@ -96,6 +96,7 @@ struct Pool::Impl {
     return ok();
   }
 
+  // Takes the first waiting program if it may start now.
   std::optional<WaitingProgram> take_startable() {
     const auto running = static_cast<std::size_t>(std::count_if(
         programs.begin(), programs.end(), [](const auto& sandboxed) { return !sandboxed->is_long_lived(); }));
@@ -248,19 +249,19 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
     if (groups) impl->groups.emplace(std::move(*groups));
     impl->waker = std::make_shared<Fd>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!*impl->waker) return fail(Code::kIo, kOperation, "eventfd: {}", std::strerror(errno));
-    Impl* const raw = impl.get();
-    raw->thread = std::thread([raw] { raw->run_thread(); });
+    Impl* const started_impl = impl.get();
+    started_impl->thread = std::thread([started_impl] { started_impl->run_thread(); });
     std::unique_ptr<Pool> pool(new Pool(std::move(impl)));
     Status probed = probe(*pool);
     if (probed) {
-      raw->supports_ro_bind_fd = has_option(*pool, options.bubblewrap, "--ro-bind-fd");
+      started_impl->supports_ro_bind_fd = has_option(*pool, options.bubblewrap, "--ro-bind-fd");
       return pool;
     }
     if (!first_error) first_error = std::move(probed).error();
   }
   return fail(
       Code::kUnavailable, kOperation,
-      "this machine does not let untrusted programs be locked up, so none is run: {}. Needed are bubblewrap 0.8 or "
+      "this machine does not allow sandboxes for untrusted programs, so none is run: {}. Needed are bubblewrap 0.8 or "
       "newer, unprivileged "
       "user namespaces (sysctl user.max_user_namespaces and, where they exist, kernel.unprivileged_userns_clone=1 and "
       "kernel.apparmor_restrict_unprivileged_userns=0), and in a container a runtime that allows them, such as "

@@ -24,7 +24,7 @@ constexpr auto kUsageInterval = std::chrono::milliseconds(10), kUsageIntervalIdl
 constexpr auto kSetUpTimeout = std::chrono::seconds(30);  // from starting bubblewrap to starting the program
 constexpr std::size_t kStatusBytesMax = 4096;
 constexpr std::size_t kReadBlockBytes = 65536;
-constexpr int kReadsPerTurn = 16;
+constexpr int kReadsPerTurn = 16;  // of one output, in one call of advance()
 constexpr int kSignalMax = 64;
 constexpr int kNotStarted = 127;      // the exit status that shells use for it
 constexpr int kSignalExitBase = 128;  // bubblewrap reports signal n as exit code 128 + n
@@ -110,7 +110,7 @@ TimePoint SandboxedProgram::prepare_poll(std::vector<pollfd>& fds) const {
   const std::size_t fds_before = fds.size();
   for (const Fd* fd : {&launched_.out, &launched_.err, &launched_.status})
     if (*fd) fds.push_back({.fd = fd->get(), .events = POLLIN, .revents = 0});
-  // The end of either process kills the other; then only that one is awaited.
+  // Waits for the outer process to end; after that, for process 1, which advance() has killed by then.
   const bool outer_ended = is_readable(launched_.pidfd);
   if (const Fd& pidfd = outer_ended ? first_process_ : launched_.pidfd)
     fds.push_back({.fd = pidfd.get(), .events = POLLIN, .revents = 0});

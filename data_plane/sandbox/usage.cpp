@@ -35,7 +35,7 @@ std::uint64_t next_number(std::string_view& text) {
   return value;
 }
 
-// Pages of the process, including pages it shares after a fork, which count for each process.
+// Anonymous memory of the process in bytes. Pages that processes share after a fork count for each of them.
 std::uint64_t own_bytes(int process, std::uint64_t page_bytes) {
   char block[256];
   std::string_view text = read_start(process, "statm", block, sizeof block);
@@ -64,7 +64,7 @@ std::uint64_t ticks(int process) {
   std::uint64_t sum = 0;
   // Fields 14 to 17 of /proc/<pid>/stat are utime, stime, cutime and cstime.
   constexpr int kFirstNumber = 4, kFirstTime = 14, kLastTime = 17;
-  for (int field = kFirstNumber; field <= kLastTime; ++field) {  // the only negative field gives its digits
+  for (int field = kFirstNumber; field <= kLastTime; ++field) {  // a negative field is read without its sign
     const std::uint64_t value = next_number(text);
     if (field >= kFirstTime) sum += value;
   }

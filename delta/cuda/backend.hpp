@@ -15,14 +15,14 @@ namespace echoline::delta::cuda {
 // A GPU's memory and queue. Use from one thread at a time; release() may be called by any thread at any time.
 class DeviceBackend {
  public:
-  enum class Place { kDevice, kPinnedHost };
+  enum class MemoryKind { kDevice, kPinnedHost };
 
   virtual ~DeviceBackend() = default;
   virtual std::string_view name() const = 0;
 
   // Memory at a multiple of 256; `bytes` > 0. kExhausted reports the free memory.
-  virtual Result<std::byte*> allocate(Place place, std::uint64_t bytes) = 0;
-  virtual void release(Place place, std::byte* memory) = 0;
+  virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
+  virtual void release(MemoryKind kind, std::byte* memory) = 0;
   // kInvalid if the kernels cannot work on this memory.
   virtual Status check_address(const std::byte* memory, std::uint64_t bytes) const = 0;
 

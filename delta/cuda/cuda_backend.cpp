@@ -68,31 +68,32 @@ class CudaBackend final : public DeviceBackend {
 
   std::string_view name() const override { return name_; }
 
-  Result<std::byte*> allocate(Place place, std::uint64_t bytes) override {
+  Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
     ECHO_TRY(make_device_current());
     void* memory = nullptr;
-    const cudaError_t error = place == Place::kDevice       ? cudaMalloc(&memory, bytes)
+    const cudaError_t error = kind == MemoryKind::kDevice   ? cudaMalloc(&memory, bytes)
                               : bytes < kRegisteredBytesMin ? cudaMallocHost(&memory, bytes)
                                                             : allocate_registered(&memory, bytes);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
     (void)cudaGetLastError();
     std::size_t free = 0, total = 0;
-    if (place == Place::kDevice && error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free, &total) == cudaSuccess)
+    if (kind == MemoryKind::kDevice && error == cudaErrorMemoryAllocation &&
+        cudaMemGetInfo(&free, &total) == cudaSuccess)
       return fail(Code::kExhausted, "allocate device memory",
                   "{} bytes are needed, {} of {} are free on {}; free some or use another device", bytes, free, total,
                   name_);
     return cuda_error(error, fmt::format("allocate {} bytes of {} memory", bytes,
-                                         place == Place::kDevice ? "device" : "pinned host"));
+                                         kind == MemoryKind::kDevice ? "device" : "pinned host"));
   }
 
-  void release(Place place, std::byte* memory) override {
+  void release(MemoryKind kind, std::byte* memory) override {
     (void)cudaSetDevice(ordinal_);
     std::uint64_t registered_bytes = 0;
-    if (place == Place::kPinnedHost) {
+    if (kind == MemoryKind::kPinnedHost) {
       const std::lock_guard lock(registered_mutex_);
       if (const auto node = registered_.extract(memory)) registered_bytes = node.mapped();
     }
-    if (place == Place::kDevice) {
+    if (kind == MemoryKind::kDevice) {
       (void)cudaFree(memory);
     } else if (registered_bytes != 0) {
       (void)cudaHostUnregister(memory);

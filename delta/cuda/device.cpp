@@ -127,7 +127,7 @@ Result<DeviceState> Device::upload(const StateView& state) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
   DeviceState uploaded = impl_->describe(sorted);
   if (const std::uint64_t bytes = block_bytes(sorted); bytes != 0) {
-    ECHO_ASSIGN(uploaded.memory_, allocate(impl_->backend, DeviceBackend::Place::kDevice, bytes));
+    ECHO_ASSIGN(uploaded.memory_, allocate(impl_->backend, DeviceBackend::MemoryKind::kDevice, bytes));
     std::uint64_t offset = 0;
     for (TensorView& tensor : uploaded.tensors_) {
       tensor.bytes = {uploaded.memory_.get() + offset, tensor.bytes.size()};
@@ -199,8 +199,9 @@ Status Device::download(const DeviceState& state, OwnedState& target) {
 }
 
 Result<OwnedState> Device::pinned_like(const StateView& like) {
-  auto pinned = OwnedState::empty_like(
-      like, [this](std::uint64_t bytes) { return allocate(impl_->backend, DeviceBackend::Place::kPinnedHost, bytes); });
+  auto pinned = OwnedState::empty_like(like, [this](std::uint64_t bytes) {
+    return allocate(impl_->backend, DeviceBackend::MemoryKind::kPinnedHost, bytes);
+  });
   // Ordinary memory also works, only more slowly.
   return pinned ? std::move(pinned) : OwnedState::empty_like(like);
 }

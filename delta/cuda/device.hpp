@@ -23,8 +23,8 @@ struct DeviceOptions {
   int ordinal = 0;
   std::uint64_t batch_bytes = 128u << 20;  // bytes of a state that extraction compares at a time
   // Size of each of extraction's buffers for changes: three in device memory and two in pinned host memory. If a
-  // batch's changes do not fit, the batch is compared again in smaller parts. At least
-  // the changes of one segment (8 MiB of a tensor).
+  // batch's changes do not fit, the batch is compared again in smaller parts. The buffers always have room for the
+  // changes of one segment (8 MiB of a tensor).
   std::uint64_t changes_bytes = 64u << 20;
   // Device memory for positions and values during apply().
   std::uint64_t apply_bytes_max = 16ull << 30;

@@ -55,7 +55,7 @@ class Extraction {
                            const StateView& prev, const StateView& cur, const ChangeSink& sink);
 
  private:
-  Buffer records_{DeviceBackend::Place::kDevice};
+  Buffer records_{DeviceBackend::MemoryKind::kDevice};
   std::array<BatchInFlight, 2> batches_{BatchInFlight(0), BatchInFlight(1)};
 };
 

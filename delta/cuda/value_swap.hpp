@@ -53,7 +53,7 @@ class Upload {
 
   std::vector<Source> sources_;
   std::uint64_t bytes_ = 0;
-  Buffer memory_{DeviceBackend::Place::kPinnedHost};
+  Buffer memory_{DeviceBackend::MemoryKind::kPinnedHost};
 };
 
 // The writes on the device, ready to be swapped with a state's content.
@@ -70,7 +70,7 @@ class ValueSwap {
   void add(const TensorWrite& write, std::byte* target, const std::uint32_t* positions, std::byte* values);
   void add(const SwapPart& part);
 
-  Buffer changes_{DeviceBackend::Place::kDevice};  // positions and values of each write
+  Buffer changes_{DeviceBackend::MemoryKind::kDevice};  // positions and values of each write
   Mirrored tables_;
   std::vector<SwapPart> parts_;
   std::vector<SwapChunk> chunks_;

@@ -7,12 +7,12 @@ namespace echoline::model::cuda {
 
 // ---- norm and rotation of queries and keys ----
 
-// The values of a head in thread `lane` of a warp: pairs that are rotated together.
+// Thread `lane`'s share of a head whose values are spread over a warp: pairs of values that are rotated together.
 template <unsigned kDim>
 struct HeadPairs {
   static constexpr unsigned kHalf = kDim / 2, kCount = (kHalf + kWarpThreads - 1) / kWarpThreads;
   float first[kCount], second[kCount];
-  float square_sum;  // of this thread's values; rotate() needs the sum over the whole head
+  float square_sum;  // of this thread's values after load(); the caller adds them up over the warp before rotate()
   // Calls f(i, offset) for each pair i, the values `offset` and offset + kHalf of the head.
   template <class F>
   ECHO_DEVICE static void for_each(unsigned lane, F&& f) {
@@ -27,7 +27,8 @@ struct HeadPairs {
       square_sum += first[i] * first[i] + second[i] * second[i];
     });
   }
-  // Applies the norm, unless null, and the rotation [kDim] of a position. With a norm, `square_sum` must be the head's.
+  // Applies the norm, unless null, and then the rotation by cos and sin [kDim] of a position. With a norm, `square_sum`
+  // must be the sum over the whole head.
   ECHO_DEVICE void rotate(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
     const float scale = reciprocal_root(square_sum / static_cast<float>(kDim) + eps);
     for_each(lane, [&](unsigned i, unsigned offset) {
@@ -46,7 +47,7 @@ struct RotateJob {
   const Bf16* k_norm;  // [dim]; null if q_norm is
   const float* cos;    // [positions, dim]
   const float* sin;    // [positions, dim]; the first half is negated, so that both halves are x * cos + other * sin
-  const std::int32_t* slots;        // [tokens]: page * kPageTokens + token within; negative: padding, not stored
+  const std::int32_t* slots;        // [tokens]: page * kPageTokens + index in the page; negative: padding, not stored
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
   std::uint32_t tokens, positions;  // sequences of `positions` tokens, one after another
@@ -54,7 +55,7 @@ struct RotateJob {
   float eps;
 };
 
-// One block per token.
+// Processes one token. A warp processes one head at a time.
 template <unsigned kDim, class Block>
 ECHO_DEVICE void rotate_block(Block& block, const RotateJob& job, unsigned token) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads;
@@ -120,7 +121,7 @@ struct AttendJob {
   float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]: value sums, maximum score, weight sum
   unsigned* arrived;                // [rows * kv_heads]: finished splits; 0 before and after a launch
   std::uint32_t rows, heads, kv_heads, splits;
-  std::uint32_t tokens_min;  // of a split
+  std::uint32_t tokens_min;  // fewest tokens of a split; a short row then uses fewer than `splits`
   float eps;
 };
 
@@ -128,13 +129,13 @@ struct AttendJob {
 inline bool attend_supports(unsigned dim, unsigned group) {
   return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
 }
-// kHeads for such a group: the group, rounded up to 1, 2, 4 or 8.
+// attend_block()'s kHeads for a group of query heads: its size rounded up to 1, 2, 4 or 8.
 inline unsigned attend_heads(unsigned group) { return group <= 2 ? group : group <= 4 ? 4 : 8; }
 // Threads per block for such a group.
 inline unsigned attend_threads(unsigned rows, unsigned group) {
   return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsFewRows : kAttendThreads;
 }
-// AttendJob::splits: enough for kBlocksPerProcessor blocks per processor, which otherwise would be idle.
+// AttendJob::splits: enough for kBlocksPerProcessor blocks per processor, so that no processor is idle.
 inline constexpr unsigned kBlocksPerProcessor = 4, kSplitsMax = 32;
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
   const unsigned pairs = rows * kv_heads, useful_splits = (kBlocksPerProcessor * processors + pairs - 1) / pairs;
@@ -145,7 +146,7 @@ inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_he
 inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
   return 64 * max_of(1u, min_of(kBlocksPerProcessor * rows * kv_heads / processors, 16u));
 }
-// Values of a padded row in shared memory. The padding prevents bank conflicts.
+// Index of value `dim` in a row of shared memory with one value of padding after every 32, against bank conflicts.
 ECHO_EITHER unsigned attend_padded_dim(unsigned dim) { return dim + dim / kWarpThreads; }
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
@@ -169,7 +170,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   struct ThreadValues {
     HeadPairs<kDim> pairs;
     float q[kHeads][kVectorCount], value_sums[kHeads][kVectorCount];
-    float max_score[kHeads], sum[kHeads], scores[kTeamTokens][kHeads];
+    float max_score[kHeads], sum[kHeads],
+        scores[kTeamTokens][kHeads];  // `sum` is of the weights exp(score - max_score)
     Vector keys[kTeamTokens], values[kTeamTokens];
     std::int32_t page;  // page of the tokens of the next round
   };
@@ -194,6 +196,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   float* const team_weights = team_sums + kTeams * kHeads;
   Bf16* const new_key = reinterpret_cast<Bf16*>(new_key_value);
   Bf16* const new_value = new_key + kDim;
+  // First token of the thread's team in the round that begins with token `round_begin`.
   const auto token_of = [&](unsigned thread, unsigned round_begin) {
     return round_begin + thread / kLanes * kTeamTokens;
   };
@@ -205,6 +208,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     for (unsigned i = 0; i < kTeamTokens; ++i)
       out[i] = first_token + i < end && first_token + i != position ? load_vector(cache + offset + i * kDim) : Vector{};
   };
+  // Page of that token.
   const auto page_of = [&](unsigned thread, unsigned round_begin) {
     const unsigned first_token = token_of(thread, round_begin);
     return first_token < end ? pages[first_token / kPageTokens] : 0;
@@ -267,6 +271,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       }
     }
   });
+  // Adds the split's tokens, a round at a time: scores, then weighted values relative to the largest score so far.
   for (unsigned round_begin = begin; round_begin < end; round_begin += kRoundTokens) {
     block.on_each_thread([&](unsigned thread) {
       ThreadValues& self = locals[thread];
@@ -325,6 +330,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       self.page = page_of(thread, round_begin + 2 * kRoundTokens);
     });
   }
+  // Combines the sums of all teams.
   block.on_each_thread_and_wait([&](unsigned thread) {
     const ThreadValues& self = locals[thread];
     const unsigned team = thread / kLanes, lane = thread % kLanes;
@@ -370,6 +376,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     }
   });
   if (splits_used == 1 || !block.is_last_to_arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
+  // The last block combines the results of all splits.
   block.on_each_thread([&](unsigned thread) {
     for (unsigned element = thread; element < group * kDim; element += kThreads) {
       const unsigned h = element / kDim, dim_index = element % kDim;

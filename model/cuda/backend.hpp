@@ -13,7 +13,7 @@ namespace echoline::model::cuda {
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
-  virtual unsigned processors() const = 0;
+  virtual unsigned processors() const = 0;  // number of multiprocessors of the device
 
   virtual void run(const ReceiveJob& job) = 0;
   virtual void run(const EmbedJob& job) = 0;
@@ -27,14 +27,14 @@ class DeviceBackend {
   virtual void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
                         const torch::Tensor& out) = 0;
 
-  // As attend_causally() of model/transformer.
+  // Causal attention with the arguments and the result of attend_causally() in model/transformer.hpp.
   virtual torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) = 0;
 
   class Recording {
    public:
     virtual ~Recording() = default;
     virtual void replay() = 0;
-    virtual std::size_t kernels() const = 0;  // a product by libtorch counts as one
+    virtual std::size_t kernels() const = 0;  // number of kernels; a product by libtorch counts as one
   };
   // Records the kernels that `work` queues, for replay by a single call. Also runs `work` once without recording,
   // because libraries may have to allocate memory and load kernels first.

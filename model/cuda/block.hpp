@@ -10,7 +10,7 @@
 //   on_each_thread(f)   f(thread) on every thread; only the same thread may read what f writes
 //   on_each_thread_and_wait(f)
 //                       the same; all threads have finished f when it returns
-//   sum<kWidth>(f)      replaces f(thread), a float&, by the sum over its aligned group of kWidth threads
+//   sum<kWidth>(f)      f(thread) is a float&, replaced by the sum over the thread's aligned group of kWidth threads
 //   largest<kWidth>(f)  the same with the largest value instead of the sum
 //   multiply(sums, low, high, weights)
 //                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see product_block()
@@ -27,8 +27,8 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#define ECHO_DEVICE __device__ __forceinline__
-#define ECHO_EITHER __host__ __device__ constexpr
+#define ECHO_DEVICE __device__ __forceinline__     // for device code
+#define ECHO_EITHER __host__ __device__ constexpr  // for device and host code
 #else
 #define ECHO_DEVICE inline
 #define ECHO_EITHER constexpr
@@ -83,7 +83,7 @@ ECHO_DEVICE std::uint32_t pair_of(float first, float second) {
   return static_cast<std::uint32_t>(to_bf16(second)) << 16 | to_bf16(first);
 }
 
-// From an address that is a multiple of 16.
+// Loads from an address that is a multiple of 16.
 ECHO_DEVICE Vector load_vector(const Bf16* source) {
 #if defined(__CUDA_ARCH__)
   const uint4 v = *reinterpret_cast<const uint4*>(source);
@@ -94,7 +94,7 @@ ECHO_DEVICE Vector load_vector(const Bf16* source) {
   return v;
 #endif
 }
-// For data that nothing writes meanwhile and that is not read again soon.
+// Loads, past the L1 cache, data that does not change during the kernel and is not read again soon.
 ECHO_DEVICE Vector load_once(const Bf16* source) {
 #if defined(__CUDA_ARCH__)
   Vector v;
@@ -106,7 +106,7 @@ ECHO_DEVICE Vector load_once(const Bf16* source) {
   return load_vector(source);
 #endif
 }
-// For host memory that the host has just written.
+// Loads from host memory that the host has just written.
 ECHO_DEVICE Vector load_from_host(const Vector* source) {
 #if defined(__CUDA_ARCH__)
   Vector v;
@@ -120,7 +120,7 @@ ECHO_DEVICE Vector load_from_host(const Vector* source) {
 }
 ECHO_DEVICE void store_vector(Bf16* target, const Vector& v) { *reinterpret_cast<Vector*>(target) = v; }
 
-// For results of other blocks of the same kernel.
+// Loads a result of another block of the same kernel, past the L1 cache, which may hold an older value.
 template <class T>
 ECHO_DEVICE T load_shared_result(const T* source) {
 #if defined(__CUDA_ARCH__)
@@ -159,13 +159,14 @@ ECHO_EITHER T max_of(T a, T b) {
 
 // ---- input from the host ----
 
-inline constexpr unsigned kRowThreads = 128;
+inline constexpr unsigned kRowThreads = 128;  // threads per block of the smaller kernels
 
 struct alignas(16) InputHeader {
   std::uint32_t vectors;  // number of 16-byte vectors, including this one
   std::uint32_t unused[3];
 };
 
+// Copies a step's input to the device.
 struct ReceiveJob {
   const Vector* source;  // host memory; it begins with an InputHeader
   Vector* destination;
@@ -184,6 +185,7 @@ ECHO_DEVICE void receive_block(Block& block, const ReceiveJob& job, unsigned ind
 
 // ---- embedding ----
 
+// Copies the embedding of each row's token.
 struct EmbedJob {
   const Bf16* embedding;    // [vocab, width]
   const std::int32_t* ids;  // [rows]
@@ -214,7 +216,7 @@ ECHO_DEVICE float square_sum(const Vector& v) {
   return sum;
 }
 
-// x * scale * weight, rounded as in rms_norm().
+// x * scale * weight, rounded where libtorch's rms_norm() in model/training_ops rounds.
 ECHO_DEVICE Vector normalise(const Vector& x, const Vector& weight, float scale) {
   Vector out;
   ECHO_UNROLL
@@ -224,11 +226,12 @@ ECHO_DEVICE Vector normalise(const Vector& x, const Vector& weight, float scale)
   return out;
 }
 
+// out = x / rms(x) * weight, for the sum of x and `added`, which is also stored in x.
 struct NormJob {
-  Bf16* x;            // [rows, width]
-  const Bf16* added;  // [rows, width], added to x first; or null
-  const Bf16* weight;
-  Bf16* out;  // [rows, width]
+  Bf16* x;             // [rows, width]
+  const Bf16* added;   // [rows, width], added to x first; or null
+  const Bf16* weight;  // [width]
+  Bf16* out;           // [rows, width]
   std::uint32_t rows, width;
   float eps;
 };
@@ -279,11 +282,12 @@ ECHO_DEVICE float gated_value(float gate, float up) { return round_to_bf16(gate 
 
 struct GateJob {
   const Bf16* gate;  // [rows, stride]; only the first `width` values of a row are used
-  const Bf16* up;
-  Bf16* out;  // [rows, width]
+  const Bf16* up;    // [rows, stride]
+  Bf16* out;         // [rows, width]
   std::uint32_t rows, width, stride;
 };
 
+// Computes the `vector`-th kVectorCount values of the output.
 ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
   const unsigned vectors_per_row = job.width / kVectorCount;
   const std::size_t row = vector / vectors_per_row, offset = vector % vectors_per_row * kVectorCount;

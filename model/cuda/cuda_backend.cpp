@@ -69,7 +69,7 @@ class CudaBackend final : public DeviceBackend {
     const c10::cuda::CUDAGuard guard(device_);
     check(cudaSetDevice(device_.index()));  // for this code's own copy of the CUDA runtime
     at::cuda::getCurrentCUDAStream().synchronize();
-    const c10::cuda::CUDAStreamGuard on(stream_);
+    const c10::cuda::CUDAStreamGuard stream_guard(stream_);
     work();  // lets libraries allocate memory and load kernels, which is impossible while recording
     stream_.synchronize();
     auto out = std::make_unique<Graph>();
@@ -92,6 +92,7 @@ class CudaBackend final : public DeviceBackend {
   void wait() override { at::cuda::getCurrentCUDAStream(device_.index()).synchronize(); }
 
  private:
+  // Counts a launch, and returns a launcher for libtorch's current stream.
   Launcher next_launcher() {
     ++launches_;
     Launcher launcher = launcher_;
@@ -101,8 +102,8 @@ class CudaBackend final : public DeviceBackend {
 
   torch::Device device_;
   Launcher launcher_;
-  std::size_t launches_ = 0;
-  at::cuda::CUDAStream stream_;  // recorded; must not be the default stream
+  std::size_t launches_ = 0;     // since the last recording began
+  at::cuda::CUDAStream stream_;  // for recordings, which CUDA does not allow on the default stream
 };
 
 }  // namespace

@@ -80,13 +80,13 @@ struct Decoder::Buffers {
     result_host = torch::zeros({rows * kResultBytes}, on_host);
   }
 
-  // The header and the arrays below, in vectors of 16 bytes.
+  // Size of a step's input, header and arrays, in vectors of 16 bytes.
   std::int64_t input_vectors(std::int64_t pages_used) const {
     constexpr std::int64_t kRowBytes = sizeof(double) + sizeof(float) + 3 * sizeof(std::int32_t);
     constexpr std::int64_t kPageBytes = sizeof(std::int32_t);  // a page's number
     return 1 + (rows * kRowBytes + pages_used * kPageBytes + kVectorBytes - 1) / kVectorBytes;
   }
-  // The header and the arrays of a step's input, in `input` or `input_host`.
+  // Places of the header and the arrays of a step's input. `buffer` is `input` or `input_host`.
   static InputHeader* header(const Tensor& buffer) { return static_cast<InputHeader*>(buffer.data_ptr()); }
   double* uniform(const Tensor& buffer) const { return reinterpret_cast<double*>(header(buffer) + 1); }
   float* temperature(const Tensor& buffer) const { return reinterpret_cast<float*>(uniform(buffer) + rows); }
@@ -169,7 +169,7 @@ std::optional<Tensor> Decoder::prefill(const Tensor& ids, const std::vector<std:
   }
 }
 
-// Like a step with a row per token, but not recorded, because no two calls have the same shape.
+// Computes what a step would for a row per token, but without a recording, because calls differ in shape.
 Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& page_lists) {
   const ModelConfig& config = model_.config();
@@ -296,7 +296,7 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
     buffers.ids(buffers.input_host)[i] = is_request ? row->id : 0;
     buffers.positions(buffers.input_host)[i] = is_request ? static_cast<std::int32_t>(row->text->tokens) : -1;
     buffers.pages_begin(buffers.input_host)[i] = static_cast<std::int32_t>(pages_written);
-    if (!is_request) continue;
+    if (!is_request) continue;  // a surplus row of the recording
     const std::int64_t count = PagedCache::pages_for(row->text->tokens + 1);
     std::transform(row->text->list.begin(), row->text->list.begin() + count,
                    buffers.page_list(buffers.input_host) + pages_written,
@@ -314,6 +314,7 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   out.tokens.assign(buffers.tokens(), buffers.tokens() + rows.size());
   out.logprobs.assign(buffers.logprobs(), buffers.logprobs() + rows.size());
   if (!any_excludes_tokens) return out;
+  // Samples again, by libtorch, the rows with top_p, top_k or min_p.
   std::vector<SampleRequest> requests;
   std::vector<std::int64_t> resampled_rows;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -332,12 +333,13 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   return out;
 }
 
-// output = norm(input) weight^T + bias, or output += with `adding`. An undefined `norm` leaves `input` unchanged.
+// output = norm(input) weight^T + bias or, with `adding`, output += norm(input) weight^T + bias. If `norm` is
+// undefined, `input` is not normalised.
 void Decoder::project(std::int64_t rows, const Tensor& input, const Tensor& norm, const Tensor& weight,
                       const Tensor& bias, const Tensor& output, bool adding) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
   const std::uint32_t in = u32(weight.size(1)), outputs = u32(weight.size(0));
-  const bool fuses_norm = norm.defined() && product_norms(u32(rows), in, /*gated=*/false);
+  const bool fuses_norm = norm.defined() && product_can_norm(u32(rows), in, /*gated=*/false);
   const Bf16* x = bf16(input);
   if (norm.defined() && !fuses_norm) {
     backend_->run(NormJob{.x = bf16_out(input),
@@ -374,7 +376,8 @@ void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x,
   }
 }
 
-// Queues the kernels of a step.
+// Queues the kernels of a step. For few rows, the products are ours and fused with norms and additions; for more rows,
+// they are libtorch's.
 void Decoder::queue_step(std::int64_t rows) {
   const ModelConfig& config = model_.config();
   const Transformer::Parts parts = model_.parts(0);
@@ -433,7 +436,7 @@ void Decoder::queue_step(std::int64_t rows) {
                   u32(config.head_dim));
     if (uses_own_products) {
       project(rows, buffers.attention_out, {}, layer.o, {}, buffers.x, /*adding=*/true);
-      const bool fuses_norm = product_norms(row_count, hidden, /*gated=*/true);
+      const bool fuses_norm = product_can_norm(row_count, hidden, /*gated=*/true);
       if (!fuses_norm) norm({}, layer.post_norm);
       backend_->run(ProductJob{.x = fuses_norm ? bf16(buffers.x) : bf16(buffers.normed),
                                .norm = fuses_norm ? bf16(layer.post_norm) : nullptr,

@@ -18,22 +18,22 @@
 namespace echoline::model::cuda {
 
 struct DecodeRow {
-  Token id;           // the last token; its keys and values are not in the pages yet
-  const Pages* text;  // has a slot for these keys and values, in a page that no other row shares
+  Token id;           // the last token; its keys and values are not in the cache yet
+  const Pages* text;  // pages of the tokens before it, with a free slot for `id` in a page that no other row shares
   SampleRequest request;
 };
 
 // Use from the model's thread.
 class Decoder {
  public:
-  // Null for a model on a CPU, of another type than bf16, or of an unsupported shape, and if the device cannot be
-  // opened. Except on a CPU, the reason is logged.
+  // Null if check() fails, if the model is on a CPU, or if the device cannot be opened. Logs the reason, except for a
+  // CPU.
   static std::unique_ptr<Decoder> open_if_supported(Transformer& model, PagedCache& cache);
   // The model and the cache must outlive the decoder. Requires that check() succeeds.
   Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<DeviceBackend> backend);
   ~Decoder();
 
-  // kInvalid: why the kernels do not support the model.
+  // kInvalid, with the reason, if the kernels do not support the model.
   static Status check(const Transformer& model);
 
   // Runs a pass over each row's last token and samples the next ones, like sample_tokens(). nullopt after a failure,
@@ -47,15 +47,17 @@ class Decoder {
                                        const std::vector<const Pages*>& page_lists);
 
   std::size_t recordings() const { return recordings_.size(); }
-  std::size_t kernels() const { return kernels_; }  // of the last step
+  std::size_t kernels() const { return kernels_; }  // number of kernels of the last step
 
  private:
   struct Buffers;
   SampledTokens attempt_step(std::span<const DecodeRow> rows);
   torch::Tensor attempt_prefill(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& page_lists);
+  // Logs "`what` N rows failed" and disables the kernels for the next steps.
   void switch_to_libtorch(std::string_view what, std::size_t rows, std::string_view why);
   void allocate_buffers(std::int64_t rows, std::int64_t pages);
+  // The addresses of weights, cache and rotations (for that many positions) that a recording contains.
   std::vector<const void*> addresses(std::int64_t positions);
   void queue_step(std::int64_t rows);
   void multiply_gate_up(const Transformer::Layer& layer, const torch::Tensor& x, const torch::Tensor& out);
@@ -66,7 +68,7 @@ class Decoder {
   PagedCache& cache_;
   std::unique_ptr<DeviceBackend> backend_;
   std::unique_ptr<Buffers> buffers_;
-  std::vector<const void*> addresses_;                                            // used in the recordings
+  std::vector<const void*> addresses_;                                            // addresses() of the recordings
   std::map<std::int64_t, std::unique_ptr<DeviceBackend::Recording>> recordings_;  // by number of rows
   std::int64_t steps_until_retry_ = 0;                                            // 0: no failure
   std::size_t kernels_ = 0;

@@ -13,6 +13,7 @@ using delta::cuda::OwnValue;
 
 extern __shared__ uint4 block_memory[];
 
+// The class `Block` of block.hpp, with real threads.
 template <unsigned kCount>
 class ThreadBlock {
  public:
@@ -69,13 +70,13 @@ class ThreadBlock {
     __threadfence();
     return is_last;
   }
-  // The assembler moves loads of constants behind the wait, although they should come before it, but not beyond the end
-  // of a basic block. The branch below ends a basic block.
+  // The assembler would move loads of constants behind the wait and so delay them. It does not move them out of their
+  // basic block, so the branch below, which is never taken, keeps them before the wait.
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     unsigned processor;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
-    if (processor == 0xffffffffu) __nanosleep(1);  // never taken
+    if (processor == 0xffffffffu) __nanosleep(1);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -127,7 +128,7 @@ __global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job
   sample_block(block, job, blockIdx.y, blockIdx.x);
 }
 
-constexpr std::size_t kSharedBytesDefault = 48 << 10;  // more must be requested
+constexpr std::size_t kSharedBytesDefault = 48 << 10;  // shared memory that a kernel may use without a request
 
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, std::size_t shared_bytes) {
@@ -135,6 +136,7 @@ cudaError_t allow_shared_memory(Kernel kernel, std::size_t shared_bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
 }
 
+// Launches a kernel. If launcher.overlapped, it may start before the previous kernel has ended.
 template <class Job>
 cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job, dim3 grid, unsigned threads,
                   std::size_t shared_bytes) {

@@ -1,5 +1,5 @@
-// Starts the kernels of kernels.cu on a stream; the jobs' pointers are device addresses, multiples of 16. Jobs must not
-// be empty. Internal to this folder.
+// Starts the kernels of kernels.cu on a stream. The pointers of a job are device addresses, multiples of 16. A job must
+// have at least one row. Internal to this folder.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -10,11 +10,11 @@ namespace echoline::model::cuda {
 // Parameters of kernel launches; all calls on one device.
 struct Launcher {
   cudaStream_t stream = nullptr;
-  unsigned processors = 1;  // of the device
+  unsigned processors = 1;  // multiprocessors of the device
   bool overlapped = false;  // a kernel may start before the previous one has ended (compute capability 9.0)
 };
 
-// Fills in the device's properties.
+// Sets `out` from the stream and the device's properties. Fails for a compute capability below 8.0.
 cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out);
 
 cudaError_t launch(const Launcher& launcher, const ReceiveJob& job);

@@ -10,10 +10,11 @@ inline constexpr unsigned kTileOutputs = 8;    // outputs that a warp computes t
 inline constexpr unsigned kStepInputs = 32;    // inputs of one multiply()
 inline constexpr unsigned kStagePadding = 32;  // values after a row in shared memory, against bank conflicts
 
-// out = x weight^T: rounded, then plus `bias`, then plus `residual`; or silu(x weight^T) * (x second^T).
+// out = x weight^T + bias + residual, rounded after the product and after each addition; or, with `second`,
+// out = silu(x weight^T) * (x second^T), which is called gated.
 struct ProductJob {
   const Bf16* x;         // [rows, in]
-  const Bf16* norm;      // [in]: normalises x first; or null
+  const Bf16* norm;      // [in]: weights of a norm of x before the product; or null
   const Bf16* weight;    // [outputs, in]
   const Bf16* second;    // [outputs, in], or null
   const Bf16* bias;      // [outputs], or null
@@ -24,7 +25,7 @@ struct ProductJob {
   float eps;
 };
 
-// The shared memory of a block.
+// The shared memory of a block: the sums of all warps, and with a norm the normalised rows.
 template <unsigned kGroups, bool kGated>
 ECHO_EITHER std::size_t product_sums_bytes() {
   return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;
@@ -33,9 +34,9 @@ inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
 }
 
-// The number of groups of 8 rows, rounded up to a supported one: 1, 2, 4 or 8.
+// product_block()'s kGroups: the number of groups of 8 rows, rounded up to 1, 2, 4 or 8.
 inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
-inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are equally fast
+inline constexpr unsigned kProductRowsMax = 16;  // with more rows, libtorch's products are equally fast
 
 // ProductJob::parts: enough that every processor has warps to run.
 inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
@@ -46,15 +47,16 @@ inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs
   return parts;
 }
 
-// Whether ProductJob::norm is supported. Each block normalises all rows and keeps them in its shared memory.
-inline bool product_norms(unsigned rows, unsigned in, bool gated) {
+// Whether a product of this size supports ProductJob::norm: each block then normalises all rows and keeps them in its
+// shared memory, which must be large enough.
+inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
   constexpr std::size_t kSharedBytesMax = 96 << 10;
   const std::size_t sums_bytes =
       sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
   return rows <= 16 && sums_bytes + product_stage_bytes(rows, in) <= kSharedBytesMax;
 }
 
-// Block `index` of `blocks`. Requires kGroups * 8 >= rows.
+// The work of block `index` of `blocks`: every blocks-th round of tiles. Requires kGroups * 8 >= rows.
 //
 // In a warp, thread 4 g + t loads the weights of output g for inputs 8 t to 8 t + 7 of the 32 of a step. It also loads
 // these inputs of rows g and g + 8. The tensor cores number inputs differently, which is harmless because weights and
@@ -75,7 +77,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   const unsigned stage_stride = job.in + kStagePadding;
   const unsigned steps = job.in / kStepInputs, tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs;
   const unsigned tiles_per_round = kProductWarps / job.parts;
-  const unsigned step_groups = ((steps + job.parts - 1) / job.parts + kStepsAhead - 1) / kStepsAhead;
+  const unsigned step_groups = ((steps + job.parts - 1) / job.parts + kStepsAhead - 1) / kStepsAhead;  // of a part
 
   // Loads the weights for kStepsAhead steps of the warp's tile.
   const auto load = [&](unsigned thread, unsigned first_tile, unsigned step_group) {
@@ -178,6 +180,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
         }
       });
     }
+    // Adds the sums of the warps that share a tile, and writes the outputs.
     block.on_each_thread_and_wait([&](unsigned thread) {
       const ThreadValues& self = locals[thread];
       const unsigned lane = thread % kWarpThreads, warp = thread / kWarpThreads;

@@ -8,7 +8,7 @@ inline constexpr unsigned kSampleThreads = 256;
 inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
 inline constexpr unsigned kTokensPerSampleThread = 16;
 inline constexpr unsigned kTokensPerSampleWarp = kWarpThreads * kTokensPerSampleThread;
-// Per row. Each warp processes one share of the vocabulary: kTokensPerSampleWarp consecutive tokens.
+// Most warps per row. Each warp processes one share of the vocabulary: kTokensPerSampleWarp consecutive tokens.
 inline constexpr unsigned kSampleWarpsMax = 2048;
 
 // Samples the token at which the cumulative probability of softmax(logits / temperature), in the order of the
@@ -29,20 +29,22 @@ inline unsigned sample_blocks(unsigned vocab) {
   return (vocab + kTokensPerSampleWarp * kSampleWarps - 1) / (kTokensPerSampleWarp * kSampleWarps);
 }
 
-// A weight is exp(logit - max_logit), or a sum of such.
+// Shared memory of the last block of a row. A weight is exp(logit - max_logit), or a sum of such.
 struct SampleShared {
-  double weights[kSampleWarpsMax];  // of each share
-  double lane_weights[kWarpThreads];
+  double weights[kSampleWarpsMax];    // of each share
+  double lane_weights[kWarpThreads];  // sums for each thread of the first warp
   float max_logits[kSampleWarpsMax];  // largest logit of each share
   float warp_max_logits[kSampleWarps];
-  double weight_left;  // random part of the total weight, less the weights before `share`
-  float max_logit, log_total;
-  unsigned share;  // first the share that holds the sampled token, then the number of the thread among all shares
+  double weight_left;          // uniform number times total weight, less the weights before `share`
+  float max_logit, log_total;  // largest logit of the row; logarithm of the total weight
+  // First the share that holds the sampled token. Later the index of its kTokensPerSampleThread tokens in the
+  // vocabulary.
+  unsigned share;
 };
 
-// Returns the index of the weight with which the sum of the first weights exceeds `weight_left`, and subtracts the
-// weights before it from `weight_left`. If rounding keeps all `count` weights below `weight_left`, returns the last one
-// above 0 and sets `weight_left` to infinity.
+// Returns the first index at which the cumulative weight exceeds `weight_left`, and subtracts the weights before it
+// from `weight_left`. If, by rounding, all `count` weights together do not exceed it, returns the index of the last
+// weight above 0 and sets `weight_left` to infinity.
 template <class Weight>
 ECHO_DEVICE unsigned subtract_until_found(unsigned count, double& weight_left, const Weight& weight) {
   constexpr unsigned kBatch = 8;
@@ -91,6 +93,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
   const auto sum_of = [&](unsigned thread) -> float& { return locals[thread].sum; };
   block.wait_for_inputs();
 
+  // Largest logit and weight sum of each share.
   block.on_each_thread([&](unsigned thread) {
     ThreadValues& self = locals[thread];
     load(index * kSampleWarps * kTokensPerSampleWarp + thread * kTokensPerSampleThread, self.x);
@@ -114,6 +117,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
   });
   if (!block.is_last_to_arrive(job.arrived + row, blocks)) return;
 
+  // The last block of the row: makes the shares' weights relative to the row's largest logit.
   SampleShared& shared = *block.template shared<SampleShared>();
   block.on_each_thread([&](unsigned thread) {
     float& max_logit = locals[thread].max_logit = -INFINITY;
@@ -140,6 +144,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
     }
     if (thread == 0) shared.max_logit = max_logit;
   });
+  // Finds the share that holds the sampled token, by the sums of 32 ranges of shares, called lanes.
   const unsigned shares_per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
   block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread >= kWarpThreads) return;
@@ -168,6 +173,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
                                                 [&](unsigned i) { return shared.weights[first + i]; });
     shared.weight_left = weight_left;
   });
+  // Finds the thread of that share, and then the token.
   const auto weight_of = [&](float x) {
     return is_greedy ? (x == shared.max_logit ? 1.0f : 0.0f) : std::exp(x - shared.max_logit);
   };

@@ -42,7 +42,7 @@ void start(const Job& job, const Tensor& tensor) {
 
 // Calls f(T{}) with the type T of x's values.
 template <class F>
-void by_type(const Tensor& x, const F& f) {
+void with_type_of(const Tensor& x, const F& f) {
   if (x.scalar_type() == torch::kBFloat16)
     f(Bf16{});
   else
@@ -64,9 +64,10 @@ void check_fp32(const Tensor& tensor) {
               "not dense fp32 on a device");
 }
 
+// The column sums of an fp32 matrix, in the type of `like`.
 Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   const Tensor out = torch::empty({sums.size(1)}, like.options().requires_grad(false));
-  by_type(like, [&](auto type) {
+  with_type_of(like, [&](auto type) {
     using T = decltype(type);
     start(ColumnSumsJob<T>{.sums = floats(sums), .out = data<T>(out), .rows = sums.size(0), .width = sums.size(1)},
           sums);
@@ -74,30 +75,33 @@ Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   return out;
 }
 
+// Number of parts of `part_size` that `count` items fill, the last one perhaps not fully.
 std::int64_t part_count(std::int64_t count, std::int64_t part_size) { return (count + part_size - 1) / part_size; }
 
+// An uninitialised fp32 matrix on x's device.
 Tensor fp32_like(const Tensor& x, std::int64_t rows, std::int64_t width) {
   return torch::empty({rows, width}, x.options().dtype(torch::kFloat).requires_grad(false));
 }
 
 template <class T>
-RotateJob<T> rotate_job(const Tensor& qkv, const RotationParameters& rotation_parameters) {
-  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads;
+RotateJob<T> rotate_job(const Tensor& qkv, const RotationParameters& parameters) {
+  const std::int64_t all_heads = parameters.heads + 2 * parameters.kv_heads;
   return {.x = data<T>(qkv),
           .out = nullptr,
-          .cos = floats(rotation_parameters.cos),
-          .sin = floats(rotation_parameters.sin),
-          .q_norm = data<T>(rotation_parameters.q_norm),
-          .k_norm = data<T>(rotation_parameters.k_norm),
+          .cos = floats(parameters.cos),
+          .sin = floats(parameters.sin),
+          .q_norm = data<T>(parameters.q_norm),
+          .k_norm = data<T>(parameters.k_norm),
           .tokens = qkv.size(0),
-          .positions = rotation_parameters.cos.size(0),
-          .heads = static_cast<int>(rotation_parameters.heads),
-          .kv_heads = static_cast<int>(rotation_parameters.kv_heads),
+          .positions = parameters.cos.size(0),
+          .heads = static_cast<int>(parameters.heads),
+          .kv_heads = static_cast<int>(parameters.kv_heads),
           .dim = static_cast<int>(qkv.size(1) / all_heads),
-          .eps = static_cast<float>(rotation_parameters.eps)};
+          .eps = static_cast<float>(parameters.eps)};
 }
 
-// The table of entries on the device, and the number of parts.
+// The optimizer's tensors as entries on the device, for kernels that process parts of kUpdatePart values of all
+// tensors.
 struct Table {
   Tensor entries;
   std::int64_t count = 0, parts = 0;
@@ -171,7 +175,7 @@ std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& optional_adden
     check_like(x, addend);
     TORCH_CHECK(x.sizes() == addend.sizes(), "an addend of other sizes");
   }
-  by_type(x, [&](auto type) {
+  with_type_of(x, [&](auto type) {
     using T = decltype(type);
     const std::int64_t width = x.size(-1);
     start(NormJob<T>{.x = data<T>(x),
@@ -197,7 +201,7 @@ std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weigh
   if (optional_added_slope.defined()) check_like(x, added_slope);
   const std::int64_t width = x.size(-1), rows = x.numel() / width;
   const Tensor sums = fp32_like(x, part_count(rows, kNormBackwardRows), width);
-  by_type(x, [&](auto type) {
+  with_type_of(x, [&](auto type) {
     using T = decltype(type);
     start(NormBackwardJob<T>{.x = data<T>(x),
                              .weight = data<T>(dense_weight),
@@ -213,36 +217,34 @@ std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weigh
   return {x_slope, column_sums_of(sums, dense_weight)};
 }
 
-bool supports_rotate(const Tensor& qkv, const RotationParameters& rotation_parameters) {
-  const std::int64_t dim = qkv.size(1) / (rotation_parameters.heads + 2 * rotation_parameters.kv_heads);
+bool supports_rotate(const Tensor& qkv, const RotationParameters& parameters) {
+  const std::int64_t dim = qkv.size(1) / (parameters.heads + 2 * parameters.kv_heads);
   const auto fits = [&](const Tensor& norm) { return !norm.defined() || norm.scalar_type() == qkv.scalar_type(); };
-  return kernels_support(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(rotation_parameters.q_norm) &&
-         fits(rotation_parameters.k_norm) &&
-         rotation_parameters.q_norm.defined() == rotation_parameters.k_norm.defined();
+  return kernels_support(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(parameters.q_norm) && fits(parameters.k_norm) &&
+         parameters.q_norm.defined() == parameters.k_norm.defined();
 }
 
-Tensor rotate(const Tensor& input, const RotationParameters& rotation_parameters) {
+Tensor rotate(const Tensor& input, const RotationParameters& parameters) {
   const Tensor qkv = input.contiguous();
-  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads;
-  check_fp32(rotation_parameters.cos);
-  check_fp32(rotation_parameters.sin);
+  const std::int64_t all_heads = parameters.heads + 2 * parameters.kv_heads;
+  check_fp32(parameters.cos);
+  check_fp32(parameters.sin);
   const Tensor out =
       torch::empty({qkv.size(0), all_heads, qkv.size(1) / all_heads}, qkv.options().requires_grad(false));
-  by_type(qkv, [&](auto type) {
+  with_type_of(qkv, [&](auto type) {
     using T = decltype(type);
-    RotateJob<T> job = rotate_job<T>(qkv, rotation_parameters);
+    RotateJob<T> job = rotate_job<T>(qkv, parameters);
     job.out = data<T>(out);
     start(job, qkv);
   });
   return out;
 }
 
-HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& rotation_parameters, const Tensor& q_slope,
+HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& parameters, const Tensor& q_slope,
                            const Tensor& k_slope, const Tensor& v_slope, const Tensor& copies_first,
                            const Tensor& copies) {
   const Tensor qkv = input.contiguous(), slope = torch::empty_like(qkv);
-  const std::int64_t all_heads = rotation_parameters.heads + 2 * rotation_parameters.kv_heads,
-                     dim = qkv.size(1) / all_heads;
+  const std::int64_t all_heads = parameters.heads + 2 * parameters.kv_heads, dim = qkv.size(1) / all_heads;
   for (const Tensor* tensor : {&q_slope, &k_slope, &v_slope}) {
     check_like(qkv, *tensor);
     TORCH_CHECK(tensor->dim() == 3 && tensor->size(2) == dim && tensor->stride(2) == 1 && tensor->stride(1) == dim &&
@@ -250,9 +252,9 @@ HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& rotati
                 "slopes of heads are not dense rows");
   }
   const Tensor sums = fp32_like(qkv, part_count(qkv.size(0), kRotateBackwardTokens), 2 * dim);
-  by_type(qkv, [&](auto type) {
+  with_type_of(qkv, [&](auto type) {
     using T = decltype(type);
-    start(RotateBackwardJob<T>{.forward = rotate_job<T>(qkv, rotation_parameters),
+    start(RotateBackwardJob<T>{.forward = rotate_job<T>(qkv, parameters),
                                .q_slope = data<T>(q_slope),
                                .k_slope = data<T>(k_slope),
                                .v_slope = data<T>(v_slope),
@@ -263,12 +265,12 @@ HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& rotati
                                .copies = data<std::int32_t>(copies),
                                .x_slope = data<T>(slope),
                                .sums = floats(sums),
-                               .repeats = static_cast<int>(k_slope.size(1) / rotation_parameters.kv_heads)},
+                               .repeats = static_cast<int>(k_slope.size(1) / parameters.kv_heads)},
           qkv);
   });
   HeadSlopes slopes{.qkv = slope, .q_norm = {}, .k_norm = {}};
-  if (rotation_parameters.q_norm.defined()) {
-    const Tensor both = column_sums_of(sums, rotation_parameters.q_norm);
+  if (parameters.q_norm.defined()) {
+    const Tensor both = column_sums_of(sums, parameters.q_norm);
     slopes.q_norm = both.narrow(0, 0, dim);
     slopes.k_norm = both.narrow(0, dim, dim);
   }
@@ -282,7 +284,7 @@ Tensor gather(const Tensor& source, const Tensor& rows, std::int64_t repeats) {
                   source.stride(0) * bytes % 16 == 0 && rows.scalar_type() == torch::kInt && rows.is_contiguous(),
               "heads to gather are not dense rows");
   const Tensor out = torch::empty({rows.numel(), heads * repeats, dim}, source.options().requires_grad(false));
-  by_type(source, [&](auto type) {
+  with_type_of(source, [&](auto type) {
     using T = decltype(type);
     start(GatherJob<T>{.source = data<T>(source),
                        .target = data<T>(out),
@@ -320,7 +322,7 @@ GateJob<T> gate_job(const Tensor& gate, const Tensor& up) {
 
 Tensor gate(const Tensor& gate_rows, const Tensor& up_rows) {
   const Tensor out = torch::empty(gate_rows.sizes(), gate_rows.options().requires_grad(false));
-  by_type(gate_rows, [&](auto type) {
+  with_type_of(gate_rows, [&](auto type) {
     using T = decltype(type);
     GateJob<T> job = gate_job<T>(gate_rows, up_rows);
     job.out = data<T>(out);
@@ -333,7 +335,7 @@ void gate_backward(const Tensor& gate_rows, const Tensor& up_rows, const Tensor&
                    const Tensor& u_slope) {
   const Tensor dense_slope = slope.contiguous();
   check_like(gate_rows, dense_slope);
-  by_type(gate_rows, [&](auto type) {
+  with_type_of(gate_rows, [&](auto type) {
     using T = decltype(type);
     GateJob<T> job = gate_job<T>(gate_rows, up_rows);
     const GateJob<T> slopes = gate_job<T>(g_slope, u_slope);
@@ -365,7 +367,7 @@ ScoreJob<T> score_job(const Tensor& logits, const Tensor& targets, double temper
 void score(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& logprobs,
            const Tensor& entropies, const Tensor& log_sums) {
   for (const Tensor* tensor : {&logprobs, &entropies, &log_sums}) check_fp32(*tensor);
-  by_type(logits, [&](auto type) {
+  with_type_of(logits, [&](auto type) {
     using T = decltype(type);
     ScoreJob<T> job = score_job<T>(logits, targets, temperature);
     job.logprobs = floats(logprobs);
@@ -378,7 +380,7 @@ void score(const Tensor& logits, const Tensor& targets, double temperature, cons
 void score_backward(const Tensor& logits, const Tensor& targets, double temperature, const Tensor& log_sums,
                     const Tensor& slopes) {
   for (const Tensor* tensor : {&log_sums, &slopes}) check_fp32(*tensor);
-  by_type(logits, [&](auto type) {
+  with_type_of(logits, [&](auto type) {
     using T = decltype(type);
     ScoreJob<T> job = score_job<T>(logits, targets, temperature);
     job.log_sums = floats(log_sums);

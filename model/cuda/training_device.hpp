@@ -15,7 +15,7 @@ namespace echoline::model::training {
 
 // Whether this program has the kernels.
 bool have_kernels();
-// Turns them off or on, for comparisons in tests and benchmarks. Initially on.
+// Turns the kernels off or on, for comparisons in tests and benchmarks. Initially they are on.
 void use_kernels(bool enabled);
 // Whether the kernels support tensors like x: on a GPU of compute capability 8.0 or newer, in bf16 or fp32, with a last
 // dimension that is a multiple of 8.
@@ -25,11 +25,12 @@ bool kernels_support(const torch::Tensor& x);
 std::optional<std::uint64_t> total_memory_of(int index);
 
 // x / rms(x), rounded to x's type, times the weight [width], for x [..., width]. `addend` may be undefined; otherwise
-// it is like x and is added to x first. Returns the result, and the sum or x.
+// it has the shape and type of x and is added to x first. Returns the result, and what was normalised: the sum, or x.
 std::pair<torch::Tensor, torch::Tensor> norm(const torch::Tensor& x, const torch::Tensor& addend,
                                              const torch::Tensor& weight, double eps);
-// In names, a slope is the gradient of the loss with respect to a result of the function.
-// The gradients of x (or the sum) and of the weight. `added_slope` is added to the gradient of x, unless undefined.
+// In names, a slope is the gradient of the loss with respect to a value.
+// The gradients of x (or the sum) and of the weight, from the slope of the result. `added_slope` is added to the
+// gradient of x, unless undefined.
 std::pair<torch::Tensor, torch::Tensor> norm_backward(const torch::Tensor& x, const torch::Tensor& weight,
                                                       const torch::Tensor& slope, const torch::Tensor& added_slope,
                                                       double eps);
@@ -44,10 +45,10 @@ bool supports_rotate(const torch::Tensor& qkv, const RotationParameters& paramet
 // Applies norm (unless undefined) and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2
 // kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]. dim: a multiple of 4, at most 256.
 torch::Tensor rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
-// The gradients of qkv and of the norms. A slope is [rows, heads of a kind, dim], dense in the last two
-// dimensions. gather() may have copied the key and value of a token to several rows: those of token t are copies[i],
-// for i from copies_first[t] to below copies_first[t + 1] (int32), and their slopes are summed. If both are undefined,
-// it is row t. k_slope and v_slope may have a multiple of kv_heads heads, as made by gather().
+// The gradients of qkv and of the norms. q_slope, k_slope and v_slope are [rows, heads, dim], dense in the last two
+// dimensions. If gather() has copied the key and value of a token t to several rows, these are copies[i] for i from
+// copies_first[t] to below copies_first[t + 1] (int32), and their slopes are summed. Otherwise both are undefined, and
+// token t is row t. k_slope and v_slope may have a multiple of kv_heads heads, as gather() makes them.
 struct HeadSlopes {
   torch::Tensor qkv, q_norm, k_norm;
 };
@@ -55,8 +56,8 @@ HeadSlopes rotate_backward(const torch::Tensor& qkv, const RotationParameters& p
                            const torch::Tensor& k_slope, const torch::Tensor& v_slope,
                            const torch::Tensor& copies_first, const torch::Tensor& copies);
 
-// source[rows], with each head repeated `repeats` times in a row. source: [tokens, heads, dim], dense except in the
-// first dimension; rows: int32.
+// Copies source[rows], with each head repeated `repeats` times consecutively. source: [tokens, heads, dim], dense
+// except in the first dimension; rows: int32.
 torch::Tensor gather(const torch::Tensor& source, const torch::Tensor& rows, std::int64_t repeats);
 
 // silu(gate), rounded, times up: [rows, width] each, dense except in the first dimension, with equal strides.
@@ -65,8 +66,8 @@ torch::Tensor gate(const torch::Tensor& gate, const torch::Tensor& up);
 void gate_backward(const torch::Tensor& gate, const torch::Tensor& up, const torch::Tensor& slope,
                    const torch::Tensor& gate_slope, const torch::Tensor& up_slope);
 
-// For rows of [rows, vocabulary] under softmax(logits / temperature): log-probabilities of the targets, entropies and
-// logarithms of the sums, each fp32 [rows].
+// For each row of logits [rows, vocabulary] under softmax(logits / temperature), writes the log-probability of the
+// target, the entropy, and the logarithm of the softmax's denominator, each fp32 [rows].
 void score(const torch::Tensor& logits, const torch::Tensor& targets, double temperature, const torch::Tensor& logprobs,
            const torch::Tensor& entropies, const torch::Tensor& log_sums);
 // Replaces logits by their gradients, given the slopes [rows] of the log-probabilities.
@@ -78,20 +79,21 @@ struct TensorUpdate {
   torch::Tensor parameter;         // bf16 or fp32
   torch::Tensor master;            // fp32
   torch::Tensor moment1, moment2;  // fp32; or int8 and uint8
-  torch::Tensor scale1, scale2;    // fp32, per block of 256; or undefined
+  torch::Tensor scale1, scale2;    // of 8-bit moments: fp32, per block of 256 values; otherwise undefined
   torch::Tensor gradient;          // fp32; undefined: zeros
   torch::Tensor new_gradient;      // bf16, for add_gradients(), which adds it to `gradient`
   bool decays = false;             // weight decay applies
-  bool replaces = false;           // for add_gradients(): `gradient` has no value yet
+  bool replaces = false;           // for add_gradients(): `gradient` has no value yet, so new_gradient replaces it
 };
 // gradient += new_gradient, or gradient = new_gradient if `replaces`: one kernel for all tensors.
 void add_gradients(const std::vector<TensorUpdate>& tensors);
-// The sum of squares of all gradients: an fp64 tensor of one element. Squares of 8 values are added in fp32.
+// The sum of squares of all gradients: an fp64 tensor of one element. Squares are summed in fp32 by eights, then in
+// fp64.
 torch::Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors);
 // Factors of the update; learner/training/optimizer computes them. `clip` multiplies the gradients; correction n is
 // 1 - (beta n)^step.
 struct AdamWFactors {
-  double clip, beta1, beta2, correction1, correction2, epsilon, rate, weight_decay;
+  double clip, beta1, beta2, correction1, correction2, epsilon, rate, weight_decay;  // rate: the learning rate
 };
 // One AdamW update, bit for bit equal to the sequence of libtorch's CUDA kernels (learner/training/optimizer).
 // thresholds: fp32 [256], random numbers in [0, 1) for rounding 8-bit moments; undefined unless moments have scales.

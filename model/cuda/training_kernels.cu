@@ -22,6 +22,7 @@ struct Max {
   }
 };
 
+// The class `Block` of training_values.hpp, with real threads.
 template <unsigned kThreads>
 class ThreadBlock {
  public:
@@ -64,7 +65,7 @@ class ThreadBlock {
   static __device__ __forceinline__ T over_block(T value) {
     __shared__ T warp_values[kThreads / kWarpSize];
     value = over_warp<Operation>(value);
-    __syncthreads();  // an earlier call's results have been read
+    __syncthreads();  // until all threads have read an earlier call's results
     if (threadIdx.x % kWarpSize == 0) warp_values[threadIdx.x / kWarpSize] = value;
     __syncthreads();
     value = warp_values[0];
@@ -75,6 +76,7 @@ class ThreadBlock {
   float* shared_;
 };
 
+// A kernel `name` that runs `function` with `threads` threads and `floats` floats of shared memory per block.
 #define ECHO_KERNEL(name, Job, function, threads, floats)        \
   template <class T>                                             \
   __global__ __launch_bounds__(threads) void name(Job<T> job) {  \
@@ -167,6 +169,7 @@ cudaError_t launch(const ScoreJob<T>& job, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Instantiates launch() for both types of values.
 #define ECHO_BOTH(Job)                                                     \
   template cudaError_t launch(const Job<float>& job, cudaStream_t stream); \
   template cudaError_t launch(const Job<Bf16>& job, cudaStream_t stream);

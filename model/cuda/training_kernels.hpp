@@ -7,8 +7,8 @@ namespace echoline::model::training {
 
 // ---- norms ----
 
-// out = narrow_to(x / rms(x)) * weight for rows of `width` values. Rows and their lengths are multiples of 16 bytes.
-// With an `addend`, normalises the sum and stores it in `sum`.
+// out = narrow_to(x / rms(x)) * weight for rows of `width` values. Addresses and lengths of rows are multiples of 16
+// bytes. With an `addend`, stores x + addend in `sum` and normalises that.
 template <class T>
 struct NormJob {
   const T *x, *weight;
@@ -62,8 +62,8 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
   });
 }
 
-// The gradient of x, and a row of `sums` [blocks, width] per block for the weight's. `added_slope` is another gradient
-// of x, which is added.
+// Computes the gradient of x into x_slope. Each block also writes its share of the weight's gradient to a row of `sums`
+// [blocks, width]. `added_slope` is another gradient of x, which is added.
 template <class T>
 struct NormBackwardJob {
   const T *x, *weight, *slope;
@@ -81,7 +81,7 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
   constexpr unsigned kValues = kValuesPerPack<T>, kWarps = kNormThreads / kWarpSize;
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
-  float* const row_factors = block.shared();  // 1 / rms, and the factor of x
+  float* const row_factors = block.shared();  // by row: 1 / rms, and the factor of x in the gradient
   for (unsigned first_warp_row = 0; first_warp_row < kNormBackwardRows; first_warp_row += kWarps) {
     typename Block::template Local<float> squares, slope_products;
     block.each([&](unsigned thread) {
@@ -152,7 +152,7 @@ struct ColumnSumsJob {
 };
 
 constexpr unsigned kColumnThreads = 1024;
-constexpr unsigned kColumnGroups = kColumnThreads / kWarpSize;
+constexpr unsigned kColumnGroups = kColumnThreads / kWarpSize;  // each group of threads sums some of the rows
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job, std::int64_t index) {
@@ -194,8 +194,8 @@ constexpr unsigned kRotateThreads = 256, kRotateWarps = kRotateThreads / kWarpSi
 constexpr int kDimMax = 256;
 constexpr unsigned kHeadsAtOnce = 4;  // per warp, so that several loads are in flight
 
-// A lane has values 2 i, 2 i + 1 and those half a head later, for i = lane, lane + 32, ...: kPairs of them, 1 for heads
-// of up to 128 values and 2 for larger ones.
+// Lane l of a warp has, for i = l, l + 32, ..., the values 2 i and 2 i + 1 of a head (low) and those half a head later
+// (high). kPairs is the number of such i: 1 for heads of up to 128 values, 2 for larger ones.
 template <class T, unsigned kPairs>
 struct HeadPacks {
   Pack<T, 2> low[kPairs], high[kPairs];
@@ -205,6 +205,7 @@ struct HeadValues {
   float low[kPairs][2], high[kPairs][2];
 };
 
+// Calls f(k, 2 i) for the lane's k-th i.
 template <unsigned kPairs, class F>
 ECHO_TRAINING_DEVICE void for_each_pair(unsigned lane, int dim, const F& f) {
   ECHO_TRAINING_UNROLL
@@ -279,10 +280,12 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
 // be in several rows, each in `repeats` consecutive heads: their gradients are summed.
 template <class T>
 struct RotateBackwardJob {
-  RotateJob<T> forward;                  // without `out`
-  const T *q_slope, *k_slope, *v_slope;  // rows of heads, with these strides in values
-  std::int64_t q_stride, k_stride, v_stride;
-  const std::int32_t *copies_first, *copies;  // rows of token t's keys: copies[copies_first[t]] ... ; null: row t
+  RotateJob<T> forward;  // without `out`
+  const T *q_slope, *k_slope, *v_slope;
+  std::int64_t q_stride, k_stride, v_stride;  // values from one row of heads to the next
+  // The rows of token t's keys and values: copies[i] for i from copies_first[t] to below copies_first[t + 1]; null: row
+  // t.
+  const std::int32_t *copies_first, *copies;
   T* x_slope;
   float* sums;  // [blocks, 2 dim]: for the norms of queries and of keys
   int repeats;
@@ -319,6 +322,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
           const bool is_query = head < forward.heads, is_value = head >= rotated_heads;
           const T* const x = forward.x + (token * all_heads + head) * forward.dim;
           const int repeats = is_query ? 1 : job.repeats;
+          // Index of the head, or of its first repetition, among the slopes of its kind.
           const int own_head = is_query ? head : (is_value ? head - rotated_heads : head - forward.heads) * repeats;
           const T* const head_slopes = (is_query   ? job.q_slope
                                         : is_value ? job.v_slope
@@ -399,7 +403,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               if (norm) {
                 const float a = widen(values[n][thread].low[k].values[j]),
                             b = widen(values[n][thread].high[k].values[j]);
-                if (is_query) {  // no reference, which would move the sums out of registers
+                if (is_query) {  // two branches, because a reference would move the sums out of registers
                   q_sums[thread].low[k][j] += da * (a * scale);
                   q_sums[thread].high[k][j] += db * (b * scale);
                 } else {
@@ -447,8 +451,9 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
   });
 }
 
-// Copies rows of `width` values from rows[r] of `source`, whose rows are `stride` values apart. Repeats each part of
-// `dim` values `repeats` times in a row. All sizes are multiples of 16 bytes.
+// Copies row rows[r] of `source`, of `width` values, to row r of `target`, for `count` rows. The rows of `source` are
+// `stride` values apart. Each part of `dim` values is repeated `repeats` times consecutively. All sizes are multiples
+// of 16 bytes.
 template <class T>
 struct GatherJob {
   const T* source;
@@ -478,7 +483,7 @@ ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std:
 
 // ---- the gate ----
 
-// Rows of `width` values: dense if there is one value for each pair, and `stride` values apart for gate and `up`.
+// Rows of `width` values. Rows of gate, up and their slopes are `stride` values apart; `slope` and `out` are dense.
 // Widths, strides and addresses are multiples of 16 bytes.
 template <class T>
 struct GateJob {
@@ -491,7 +496,7 @@ struct GateJob {
 
 constexpr unsigned kGateThreads = 256;
 
-// Calls f(dense, strided) with the offsets of the thread's values.
+// Calls f(dense, strided) with the offsets of the thread's values in dense and in strided tensors.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void for_gate_values(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
   const std::int64_t offset = (index * kGateThreads + thread) * kValuesPerPack<T>;
@@ -539,8 +544,9 @@ ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job
 
 // ---- softmax over the vocabulary ----
 
-// For each row of logits [rows, width] under softmax(logits * scale): the log-probability of its target, the entropy,
-// and the logarithm of the sum. Backward, replaces the logits by slope * scale * (one at the target - probability).
+// For each row of logits [rows, width] under softmax(logits * scale), writes the log-probability of its target, the
+// entropy, and the logarithm of the softmax's denominator. Backward, replaces the logits by their gradients,
+// slope * scale * (1 at the target, otherwise 0, - probability).
 template <class T>
 struct ScoreJob {
   T* logits;

@@ -8,7 +8,7 @@ namespace echoline::delta::cuda::test {
 
 EmulatedBackend::~EmulatedBackend() { ECHO_CHECK(blocks_.empty(), "{} blocks of memory leak", blocks_.size()); }
 
-Result<std::byte*> EmulatedBackend::allocate(Place place, std::uint64_t bytes) {
+Result<std::byte*> EmulatedBackend::allocate(MemoryKind kind, std::uint64_t bytes) {
   ECHO_CHECK(bytes > 0);
   if (bytes > bytes_left_)
     return fail(Code::kExhausted, "allocate memory", "{} bytes are needed, {} are left", bytes, bytes_left_);
@@ -16,13 +16,13 @@ Result<std::byte*> EmulatedBackend::allocate(Place place, std::uint64_t bytes) {
   ECHO_CHECK(posix_memalign(&memory, 256, bytes) == 0);  // exactly so much, for the address sanitizer
   std::memset(memory, 0xa5, bytes);
   if (bytes_left_ != kNever) bytes_left_ -= bytes;
-  blocks_[static_cast<std::byte*>(memory)] = {place, bytes};
+  blocks_[static_cast<std::byte*>(memory)] = {kind, bytes};
   return static_cast<std::byte*>(memory);
 }
 
-void EmulatedBackend::release(Place place, std::byte* memory) {
+void EmulatedBackend::release(MemoryKind kind, std::byte* memory) {
   const auto block = blocks_.find(memory);
-  ECHO_CHECK(block != blocks_.end() && block->second.first == place);
+  ECHO_CHECK(block != blocks_.end() && block->second.first == kind);
   run_until(now());  // cudaFree() too waits for all queued work
   if (bytes_left_ != kNever) bytes_left_ += block->second.second;
   blocks_.erase(block);
@@ -37,7 +37,7 @@ bool EmulatedBackend::is_device(const std::byte* memory, std::uint64_t bytes) co
   auto block = blocks_.upper_bound(memory);
   if (block == blocks_.begin()) return false;
   --block;
-  return block->second.first == Place::kDevice && memory + bytes <= block->first + block->second.second;
+  return block->second.first == MemoryKind::kDevice && memory + bytes <= block->first + block->second.second;
 }
 
 Status EmulatedBackend::check_address(const std::byte* memory, std::uint64_t bytes) const {

@@ -75,8 +75,8 @@ class EmulatedBackend final : public DeviceBackend {
   ~EmulatedBackend() override;
 
   std::string_view name() const override { return "emulated device"; }
-  Result<std::byte*> allocate(Place place, std::uint64_t bytes) override;
-  void release(Place place, std::byte* memory) override;
+  Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override;
+  void release(MemoryKind kind, std::byte* memory) override;
   Status check_address(const std::byte* memory, std::uint64_t bytes) const override;
   Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override;
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override;
@@ -119,7 +119,7 @@ class EmulatedBackend final : public DeviceBackend {
   std::vector<std::uint32_t> random_order(std::uint32_t count);
 
   Random random_;
-  std::map<const std::byte*, std::pair<Place, std::uint64_t>> blocks_;
+  std::map<const std::byte*, std::pair<MemoryKind, std::uint64_t>> blocks_;
   std::map<const std::byte*, std::uint64_t> adopted_;
   std::deque<std::function<void()>> queue_;
   std::uint64_t work_done_ = 0;  // entries of `queue_` done since the start

@@ -22,7 +22,7 @@ using nlohmann::json;
 constexpr Duration kCheapScoreMax = std::chrono::seconds(1), kRecoveryTimeout = std::chrono::seconds(10);
 constexpr Duration kRecoveryRetryInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kPartNameBytesShown = 40, kObservationBytesShown = 60, kErrorBytesShown = 160;
-// Most problems that a check tries, and the fewest although time is short.
+// The most problems that a check tries; the fewest that it tries even if the time is spent.
 constexpr std::size_t kResponseProblemsMax = 8, kEpisodeProblemsMax = 16;
 constexpr std::size_t kDemonstrationsMin = 8, kThreadQuestionsMin = 3;
 constexpr std::size_t kLongEpisodeTurns = 64;  // a longer episode is played no further once the time is spent
@@ -142,7 +142,7 @@ class Check {
       ++failed_step_count_;
       const Error& error = step.error();
       if (error.detail.empty())
-        findings_.add_error("failures", fmt::format("without a word, at {}", what), problem.id(), response);
+        findings_.add_error("failures", fmt::format("no error message, at {}", what), problem.id(), response);
       else if (task_broke(error))
         findings_.add_error("breaks", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
       else if (plain)

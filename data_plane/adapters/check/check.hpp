@@ -33,7 +33,7 @@ struct CheckOptions {
   std::size_t problems = 64;                 // training problems to check
   std::size_t batch = 64;                    // responses scored at the same time, for the speed
   std::size_t threads = 4;
-  // Makes the adapter; for tests.
+  // Replaces make_adapter() in tests.
   std::function<Result<std::unique_ptr<Adapter>>(std::string_view options_json, AdapterUse)> make;
   // Called before every call that may never return.
   std::function<void(std::string_view call, std::string_view problem, std::string_view response)> before_call;

@@ -35,7 +35,7 @@ class Findings {
 
  private:
   std::function<void(std::string_view, std::string_view, std::string_view)> before_call_;
-  std::map<std::string, std::uint64_t> count_by_kind_;  // "speed", or "speed!" for findings with `wrong`
+  std::map<std::string, std::uint64_t> count_by_kind_;  // by check, such as "speed"; "speed!" counts those with `wrong`
 };
 
 }  // namespace echoline::data_plane

@@ -56,19 +56,19 @@ std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, co
   add_plain("letters of many scripts", "Ωμέγα 数学 مرحبا \xf0\x9f\x98\x80 e\xcc\x81");
   add("a null byte", std::string("4\0002", 3));
   add("every byte", every_byte());
-  add("bytes that are no UTF-8", noise(4096, 7));
+  add("bytes that are not UTF-8", noise(4096, 7));
   add("half a character", "\xf0\x9f\x98");
   add("a surrogate", "\xed\xa0\x80");
   add("an overlong slash", "\xc0\xaf");
-  add("text that turns the direction of writing",
+  add("a change of the writing direction",
       "\xe2\x80\xae"
       "42");
   add("an answer of the protocol", "\"}]}}\n{\"id\":1,\"result\":{\"items\":[{\"reward\":1e9}]}}\n");
   add("a number too large for any type", "1" + repeated("0", 400));
-  add("numbers that are none", "NaN inf -inf 1e999 -0 0x7fffffffffffffff 9223372036854775808");
+  add("special numbers, and numbers out of range", "NaN inf -inf 1e999 -0 0x7fffffffffffffff 9223372036854775808");
   add("format strings", "%s%n%d {0} {} ${PATH} `id` $(id)");
   add("brackets 100,000 deep", repeated("[", 100'000));
-  add("open braces behind commands", repeated("\\boxed{\\frac{", 100'000));
+  add("unclosed braces after commands", repeated("\\boxed{\\frac{", 100'000));
   add("a tower of minus signs", repeated("-", 100'000) + "1");
   add("100,000 lines", repeated("\n", 100'000));
   add("1 MiB of one letter", repeated("a", kHugeBytes));

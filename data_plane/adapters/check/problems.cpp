@@ -30,7 +30,8 @@ void check_form(Findings& findings, const Problem& problem, const char* check) {
   check_size("metadata", problem.metadata_json(), kMetadataBytesMax);
   if (!problem.metadata_json().empty() && json::parse(problem.metadata_json(), nullptr, false).is_discarded())
     report("its metadata is not valid JSON");
-  if (!is_utf8(problem.prompt()) || !is_utf8(problem.id()) || !is_utf8(problem.reference())) report("it is no UTF-8");
+  if (!is_utf8(problem.prompt()) || !is_utf8(problem.id()) || !is_utf8(problem.reference()))
+    report("it is not valid UTF-8");
 }
 
 void check_repeated_problem(Findings& findings, const Adapter& adapter, std::uint64_t index, const Problem& first,

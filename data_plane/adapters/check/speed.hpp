@@ -13,8 +13,8 @@ namespace echoline::data_plane {
 struct Speed {
   std::uint64_t calls = 0, failed = 0;           // sequential calls
   double median_us = 0, p99_us = 0, max_us = 0;  // times of a single step
-  std::uint64_t batched = 0, batch = 0;          // steps of the second half, `batch` at a time
-  double per_s = 0;
+  std::uint64_t batched = 0, batch = 0;          // concurrent steps, and how many ran at a time
+  double per_s = 0;                              // concurrent steps per second
 };
 
 // A response to score as the first step of an episode.

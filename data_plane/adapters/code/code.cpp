@@ -318,8 +318,8 @@ class CodeTask final : public Adapter {
     return problem;
   }
 
-  // MBPP: the imports and the response's code. HumanEval: the head of the function and then the response, which is
-  // either the whole function or its body.
+  // The program to grade. MBPP: the imports and the response's code. HumanEval: the head of the function and then the
+  // response, which is either the whole function or its body.
   static Result<std::string> program_of(const Problem& problem, const std::string& code) {
     const auto task = json::parse(problem.reference(), nullptr, /*allow_exceptions=*/false);
     const auto text = [&](const char* key) {
@@ -347,7 +347,7 @@ class CodeTask final : public Adapter {
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
-  // The learner does not remember grades: its second grading must be a new run.
+  // The learner caches no grades, because its second grading of a program must be a new run.
   options.grader.cache_grades = use == AdapterUse::kScoring;
   auto task = std::make_unique<CodeTask>(std::move(options), seed);
   if (use == AdapterUse::kProblems)

@@ -84,6 +84,7 @@ def encode_argument(value):
 
 
 def resolve(kind, key):
+    """Returns the reference to the program's object with this number."""
     if kind == "object" and type(key) is int:
         return ProgramObject({kind: key})
     raise ValueError("not a value: " + kind)

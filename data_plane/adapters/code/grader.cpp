@@ -22,8 +22,8 @@ constexpr std::size_t kLineBytesMax = 4u << 20, kTestsMax = 10'000;
 constexpr std::size_t kCacheBytesMax = 32u << 20;
 constexpr std::size_t kCacheEntryOverheadBytes = 64;  // what the map adds per entry, about
 constexpr std::size_t kFailureBytesShown = 200, kLineBytesShown = 100;
-constexpr Duration kCpuMargin = std::chrono::seconds(10);
-constexpr auto kStartTimeout = std::chrono::seconds(60);  // for an interpreter to start on a busy machine
+constexpr Duration kCpuMargin = std::chrono::seconds(10);  // of the sandbox's CPU limit above GraderOptions::time
+constexpr auto kStartTimeout = std::chrono::seconds(60);   // for an interpreter to start on a busy machine
 
 using sandbox::Process;
 
@@ -103,7 +103,7 @@ struct Grader::Impl {
     return pool->launch(std::move(candidate));
   }
 
-  // Waits for the interpreter to start. A failure is an error, not a grade: no program has run yet.
+  // Waits for the interpreter's first line, "hello". A failure is an error, not a grade: no program has run yet.
   Status await_hello(Process& process) {
     const auto line = process.read_line(kLineBytesMax, kStartTimeout);
     if (line && *line == "hello") return ok();
@@ -209,7 +209,7 @@ class Grading {
         !loaded);
   }
 
-  // Returns false, for load().
+  // Ends the program and records its first failure. Returns false, which load() returns in turn.
   bool stop_candidate(std::string what, bool may_change = false) {
     grade_.may_change |= may_change;
     if (grade_.first_failure.empty()) grade_.first_failure = printable(what, kFailureBytesShown);

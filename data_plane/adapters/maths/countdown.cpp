@@ -21,15 +21,15 @@ using maths::Verdict;
 
 constexpr std::uint64_t kHeldOutDivisor = 8;     // one problem in 8 is held out
 constexpr std::uint64_t kDrawsMax = 10'000;      // draws per problem, at most
-constexpr std::uint64_t kTriesPerHeldOut = 100;  // more draws, because with few settings many draws repeat a problem
+constexpr std::uint64_t kTriesPerHeldOut = 100;  // more draws; if few problems are possible, many draws repeat one
 constexpr std::uint64_t kTargetMax = 1'000'000;
 // Intermediate results may exceed the target by this factor; products fit in 64 bits.
 constexpr std::uint64_t kIntermediateFactor = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
 constexpr std::string_view kNumbersPlaceholder = "{numbers}", kTargetPlaceholder = "{target}";
 
-enum class Form { kBare, kTagged };
-enum class Use { kAll, kAny };
+enum class Form { kBare, kTagged };  // where a response has its expression
+enum class Use { kAll, kAny };       // whether an expression must use all numbers
 
 struct Options {
   std::uint64_t numbers = 4, number_max = 99, target_max = 100, evaluation_problems = 256;
@@ -38,7 +38,7 @@ struct Options {
   Form form = Form::kTagged;
   std::optional<std::string> prompt;
   maths::RewardWeights reward;
-  double allowed = 0;
+  double allowed_reward = 0;
 
   void read(ConfigSection s, AdapterUse) {
     s.read("numbers", numbers, {.min = 2, .max = kCountdownNumbersMax}, "numbers in a problem");
@@ -67,7 +67,7 @@ struct Options {
            "problems held out of training, determined by the seed");
     ConfigSection parts = s.section("reward", "Reward of a response: right or wrong, and more for its form.");
     reward.read(parts);
-    parts.read("allowed", allowed, {.min = 0.0, .max = 1.0},
+    parts.read("allowed", allowed_reward, {.min = 0.0, .max = 1.0},
                "added for an expression of the allowed numbers and operations, whatever its value");
   }
 };
@@ -202,7 +202,7 @@ class Countdown final : public Adapter {
     Score score = options_.reward.score(verdict, response);
     const bool allowed = result == ExpressionResult::kTarget || result == ExpressionResult::kOtherValue;
     score.components["allowed"] = allowed ? 1 : 0;
-    if (allowed) score.reward += options_.allowed;
+    if (allowed) score.reward += options_.allowed_reward;
     return score;
   }
 
@@ -224,7 +224,7 @@ class Countdown final : public Adapter {
     return draw(random, /*held_out=*/false);
   }
 
-  // Draws puzzles until one is held out, or is not, as `held_out` says. Absent after kDrawsMax draws.
+  // Draws puzzles until is_held_out() of one equals `held_out`. Absent after kDrawsMax draws.
   std::optional<SolvedPuzzle> draw(Random& random, bool held_out) const {
     for (std::uint64_t tries = 0; tries < kDrawsMax; ++tries) {
       std::optional<SolvedPuzzle> drawn = draw_once(random);
@@ -324,7 +324,7 @@ class Countdown final : public Adapter {
 
   Options options_;
   std::string operations_, prompt_;
-  std::uint64_t random_key_;  // chooses all random streams
+  std::uint64_t random_key_;  // from the run's seed: selects all random streams
   std::vector<Problem> held_out_;
 };
 

@@ -38,8 +38,8 @@ Verifier::~Verifier() {
 void Verifier::verify(std::string seed_body, std::string verify_body, AnswerHandler handler) {
   {
     const std::lock_guard lock(mutex_);
-    if (!stopping_ && in_flight_ < kInFlightMax) {
-      ++in_flight_;
+    if (!stopping_ && unanswered_count_ < kUnansweredMax) {
+      ++unanswered_count_;
       PendingRequest pending;
       pending.seed_body = std::move(seed_body);
       pending.verify_body = std::move(verify_body);
@@ -50,7 +50,7 @@ void Verifier::verify(std::string seed_body, std::string verify_body, AnswerHand
     }
   }
   handler(fail(Code::kExhausted, "verify", "{} responses are waiting already; lower the load or raise at_once",
-               kInFlightMax));
+               kUnansweredMax));
 }
 
 void Verifier::run_thread() {
@@ -118,7 +118,7 @@ void Verifier::on_answer(HttpAnswer answer) {
   }
   {
     const std::lock_guard lock(mutex_);
-    --in_flight_;
+    --unanswered_count_;
   }
   if (answer.status != 200)
     return pending.handler(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status,
@@ -130,7 +130,7 @@ void Verifier::retry_or_fail(PendingRequest pending, std::string why, Duration m
   if (++pending.tries >= options_.tries) {
     {
       const std::lock_guard lock(mutex_);
-      --in_flight_;
+      --unanswered_count_;
     }
     return pending.handler(fail(Code::kUnavailable, "verify", "{} (tried {} times)", why, pending.tries));
   }

@@ -29,10 +29,10 @@ struct VerifierOptions {
 // growing pauses and not before the server's Retry-After.
 class Verifier {
  public:
-  static constexpr std::size_t kInFlightMax = 65'536;
+  static constexpr std::size_t kUnansweredMax = 65'536;  // calls of verify()
 
   // The answer of /verify. kUnavailable: all tries failed; kInvalid: the server refuses the request, with its words;
-  // kExhausted: kInFlightMax requests are in flight; kCancelled: the verifier is being destroyed.
+  // kExhausted: kUnansweredMax calls have no answer yet; kCancelled: the verifier is being destroyed.
   using AnswerHandler = std::function<void(Result<std::string>)>;
 
   explicit Verifier(VerifierOptions options);
@@ -61,7 +61,7 @@ class Verifier {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<PendingRequest> added_;  // by verify(), for the thread; guarded by mutex_
-  std::size_t in_flight_ = 0;         // guarded by mutex_
+  std::size_t unanswered_count_ = 0;  // guarded by mutex_
   bool stopping_ = false;             // guarded by mutex_
 
   // Used by the thread only.

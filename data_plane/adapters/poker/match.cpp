@@ -8,7 +8,7 @@ namespace echoline::data_plane::poker {
 namespace {
 
 constexpr double kStandardErrorsAt95Percent = 1.96;  // half width of a normal distribution's 95 % interval
-constexpr std::uint64_t kStreamsPerHand = 3;
+constexpr std::uint64_t kStreamsPerHand = 3;         // the deal, and the draws of each position
 
 // Running mean and variance (Welford).
 class Moments {
@@ -54,8 +54,8 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
   if (pairs == 0) return fail(Code::kInvalid, "", "a match needs at least one pair of hands");
   Betting betting(rules);
   Moments pair_mean, as_big_blind, as_small_blind;
-  const double chips_per_unit =
-      static_cast<double>(rules.big_blind) / 100;  // converts chips to big blinds per hundred hands
+  // Chips won in one hand, divided by this, are big blinds per hundred hands.
+  const double chips_per_unit = static_cast<double>(rules.big_blind) / 100;
   for (std::uint64_t pair = 0; pair < pairs; ++pair) {
     HandRandom hand_random(seed, pair);
     const Deal deal = Deal::draw(hand_random.deal);

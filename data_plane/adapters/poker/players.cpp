@@ -64,7 +64,8 @@ class TightPlayer final : public Player {
     int raises = 0;  // raises in this round
   };
 
-  // Thresholds in half points for raising and calling: after no raise, after one, and after several or a large one.
+  // The rows are for no earlier raise, for one, and for several or a large one. Each has the half points from which the
+  // player raises, and those from which it calls.
   static Action before_flop(const Spot& spot, int half_points) {
     struct Row {
       int raise, call;

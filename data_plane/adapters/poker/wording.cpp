@@ -53,9 +53,9 @@ std::string betting_so_far(const View& view) {
     text += step_round == round ? ", " : text.empty() ? "" : "; ";
     if (step_round != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(step_round)]);
     round = step_round;
-    const bool policy_acts = position == view.position;
+    const bool is_own_action = position == view.position;
     const auto verb = [&](std::string_view word) {
-      return fmt::format("{} {}{}", policy_acts ? "you" : "your opponent", word, policy_acts ? "" : "s");
+      return fmt::format("{} {}{}", is_own_action ? "you" : "your opponent", word, is_own_action ? "" : "s");
     };
     Chips& own_bet = put_in[static_cast<std::size_t>(position)];
     const Chips other_bet = put_in[static_cast<std::size_t>(1 - position)];
@@ -160,6 +160,7 @@ std::string describe_tersely(const View& view) {
   std::string betting;
   int round = 0;
   for (const auto& [step_round, position, action] : view.betting.steps()) {
+    // A '/' for each round that has ended since the previous step.
     betting.append(static_cast<std::size_t>(step_round - std::exchange(round, step_round)), '/');
     const char c = to_string(action)[0];
     betting += position == view.position ? c : static_cast<char>(c - 'a' + 'A');

@@ -16,8 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024, kExcerptBytesMax = 80;
-constexpr std::size_t kRequestEndBytesMax = 64;  // after the items
-constexpr std::size_t kItemKeysBytes = 256;      // an item besides prompt and response, about
+constexpr std::size_t kRequestEndBytesMax = 64;  // of a request, after its items
+constexpr std::size_t kItemKeysBytes = 256;      // approximate size of an item without prompt and response
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
 
 template <class... Args>

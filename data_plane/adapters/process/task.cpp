@@ -29,12 +29,12 @@ class Programs {
   // Round robin over the programs.
   Connection& next() { return *connections_[next_connection_++ % connections_.size()]; }
   Connection& first() { return *connections_.front(); }
-  std::uint64_t new_episode() { return ++episodes_; }
+  std::uint64_t new_episode_id() { return ++last_episode_id_; }
 
  private:
   std::unique_ptr<sandbox::Pool> pool_;
   std::vector<std::unique_ptr<Connection>> connections_;
-  std::atomic<std::uint64_t> next_connection_ = 0, episodes_ = 0;
+  std::atomic<std::uint64_t> next_connection_ = 0, last_episode_id_ = 0;
 };
 
 // Shared by an episode and its pending call, which may outlive the episode.
@@ -109,7 +109,7 @@ class TaskEpisode final : public Episode {
   const Problem problem_;
   const std::uint64_t seed_;
   const bool has_turns_;
-  const std::uint64_t id_ = programs_->new_episode();
+  const std::uint64_t id_ = programs_->new_episode_id();
   const std::shared_ptr<CallState> state_ = std::make_shared<CallState>();
   bool done_ = false;  // guarded by state_->mutex
 };
