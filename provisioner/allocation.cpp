@@ -503,11 +503,6 @@ std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool) {
   return order;
 }
 
-std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits) {
-  const auto set = first_set(pool, by_unit_cost(pool), target, limits);
-  return set ? std::optional(set->allocation()) : std::nullopt;
-}
-
 AllocationSearch allocate(std::span<const Candidate> pool, double target, AllocationLimits limits) {
   AllocationSearch search;
   std::vector<std::size_t> listed = shortlist(pool, limits);

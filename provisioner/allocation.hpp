@@ -34,19 +34,17 @@ struct Allocation {
 // Indices by ascending unit cost; ties: more throughput first, then the lower index.
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
-// The shortest prefix, by unit cost, that reaches the throughput `target`. Skips candidates that the limits or shared
-// machines exclude. If the prefix is too small, replaces slow members by faster ones at the least extra cost per
-// rollout. Absent if no set was found.
-std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
-
 // A set and the least that any set can cost. Prices of the two constraints (the target and the limit on workers) give a
 // lower bound and rank the candidates. A branch and bound over those that a cheaper set could have then starts from the
-// cheapest known set, and ends after some 300,000 nodes. Never costs more than allocate_prefix().
+// cheapest known set, and ends after some 300,000 nodes. Never costs more than the prefix.
 struct AllocationSearch {
-  std::optional<Allocation> best;             // absent if no set was found
-  double usd_per_hour_min = 0;                // no set within the limits that reaches the target costs less
-  bool is_proven_best = false;                // no set is cheaper than `best`
-  std::optional<double> prefix_usd_per_hour;  // of allocate_prefix(); absent if it found no set
+  std::optional<Allocation> best;  // absent if no set was found
+  double usd_per_hour_min = 0;     // no set within the limits that reaches the target costs less
+  bool is_proven_best = false;     // no set is cheaper than `best`
+  // Cost of the prefix: the fewest first candidates by unit cost that reach the target. It skips candidates that the
+  // limits or shared machines exclude. If it is too small, it replaces slow members by faster ones at the least extra
+  // cost per rollout. Absent if that finds no set.
+  std::optional<double> prefix_usd_per_hour;
 };
 AllocationSearch allocate(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 

@@ -375,13 +375,7 @@ void FleetCore::on(const fleet::ProviderTrouble& e) {
   }
 }
 
-void FleetCore::on(const fleet::LearnerWaiting& e) {
-  // The wait for the first batch is the time in which machines boot and receive the first policy. It says nothing about
-  // the size of the fleet, so the measurement begins after it.
-  if (e.now_waits && !has_first_batch_) return;
-  has_first_batch_ = true;
-  learner_idle_.set_waiting(e.now_waits, time_.now);
-}
+void FleetCore::on(const fleet::LearnerWaiting& e) { learner_idle_.set_waiting(e.now_waits, time_.now); }
 
 void FleetCore::on(const fleet::StepMeasured& e) {
   step_times_.add(e.step_time);

@@ -451,7 +451,6 @@ class FleetCore {
   FleetMachines machines_;
   std::vector<std::string> wanted_;
   double planned_usd_per_hour_ = 0;  // of the plan's choice
-  bool has_first_batch_ = false;     // the learner has begun to train
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;

@@ -36,14 +36,14 @@ class MedianMeter {
   std::optional<T> median_;
 };
 
-// Measures the share of time that the learner waits for batches.
+// Measures the share of time that the learner waits for batches. The measurement begins with the first batch: in the
+// time before it, machines boot and receive the first policy, so the wait for it says nothing about the size of the
+// fleet.
 class IdleMeter {
  public:
   void set_waiting(bool now_waits, TimePoint now) {
-    if (!stretches_.empty()) {
-      if (stretches_.back().is_waiting == now_waits) return;
-      stretches_.back().to = now;
-    }
+    if (stretches_.empty() ? now_waits : stretches_.back().is_waiting == now_waits) return;
+    if (!stretches_.empty()) stretches_.back().to = now;
     stretches_.push_back({.from = now, .to = kNever, .is_waiting = now_waits});
     while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();

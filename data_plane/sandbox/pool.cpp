@@ -30,7 +30,7 @@ constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int
 Error shutting_down_error() { return fail(Code::kCancelled, kOperation, "the sandbox pool is shutting down"); }
 
 // User ids for programs when this process is root: one per program, so that limits per user are limits per program.
-// These ids own nothing. If the process's user namespace lacks them, programs run as "nobody".
+// These ids own nothing. If the process's user namespace lacks them, programs run as user kNobody.
 uid_t user_id_for(std::uint64_t program) {
   constexpr uid_t kFirstId = 0x70000000, kIdsPerProcess = 0x400;
   return kFirstId + static_cast<uid_t>(::getpid() % 0x10000) * kIdsPerProcess +

@@ -20,10 +20,11 @@ class HopMonitor {
  public:
   static constexpr Duration kGapTimeMin = std::chrono::milliseconds(2000);  // a gap counts once it has lasted this long
   static constexpr Duration kSettlingTime = std::chrono::milliseconds(1500);  // a newer hop is not judged
-  static constexpr double kSlowFraction = 0.3;                       // slow: below this fraction of the planned rate
-  static constexpr double kSlowFractionOfMedian = 0.25;              // the same of the hops' median, if none is planned
-  static constexpr std::uint64_t kGapBytesMin = 256 * 1024;          // a receiver is behind if it lacks this much
-  static constexpr Duration kForgetAfter = std::chrono::minutes(1);  // after the last observation of a hop
+  static constexpr double kSlowFraction = 0.3;               // slow: below this fraction of the planned rate
+  static constexpr double kSlowFractionOfMedian = 0.25;      // the same of the hops' median, if none is planned
+  static constexpr std::uint64_t kGapBytesMin = 256 * 1024;  // a receiver is behind if it lacks this much
+  static constexpr Duration kForgetAfter =
+      std::chrono::minutes(1);  // a hop without an observation for this long is forgotten
 
   struct Hop {
     WorkerId from, to;

@@ -160,8 +160,7 @@ TEST(Allocate, PropertiesOverRandomPools) {
     if (prefix.size() > workers_max) {
       ++limited;
     } else {
-      EXPECT_NEAR(allocate_prefix(pool, target, {.workers_max = workers_max})->usd_per_hour, cost_of(pool, prefix),
-                  1e-9);
+      EXPECT_NEAR(*search.prefix_usd_per_hour, cost_of(pool, prefix), 1e-9);
       EXPECT_LE(greedy->usd_per_hour, cost_of(pool, prefix) + 1e-9) << "round " << round;
       improved += greedy->usd_per_hour < cost_of(pool, prefix) - 1e-9;
     }

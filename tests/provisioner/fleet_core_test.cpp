@@ -75,6 +75,12 @@ class Fleet : public testing::Test {
       carry_out(core->tick(clock.now()));
     }
   }
+  // For pass(): these workers submit `rollouts` every second.
+  std::function<void(int)> submit_every_second(Names offers, double rollouts) {
+    return [this, offers = std::move(offers), rollouts](int) {
+      for (const std::string& offer : offers) heartbeat(offer, rollouts, 1);
+    };
+  }
   void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
   // Waits for a batch that is not the first one.
   void wait_for_next_batch() {
@@ -521,10 +527,7 @@ TEST_F(Fleet, NothingIsAddedBeforeTheFirstBatch) {
   rules.fleet.usd_per_hour_max = 1;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   set_learner_waiting(true);
-  const auto generate_slowly = [&](int) {
-    heartbeat("a", 12, 1);
-    heartbeat("b", 12, 1);
-  };
+  const auto generate_slowly = submit_every_second({"a", "b"}, 12);
   pass(minutes(10), generate_slowly);
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   set_learner_waiting(false);
@@ -541,9 +544,7 @@ TEST_F(Fleet, ALossIsReplacedByAsMuchAsWasLost) {
   for (char name = 'a'; name <= 'j'; ++name) offers.push_back(offer(std::string(1, name), 30, 0.1));
   make(offers, {"a", "b", "c", "d"});
   set_learner_waiting(false);
-  const auto generate_half = [&](int) {
-    for (const char* name : {"a", "b", "c", "d"}) heartbeat(name, 15, 1);
-  };
+  const auto generate_half = submit_every_second({"a", "b", "c", "d"}, 15);
   pass(minutes(5), generate_half);
   EXPECT_LT(core->numbers().expected_rollouts_per_s, 65);
   notify(fleet::Exited{tickets["d"], "gone"});
@@ -554,11 +555,7 @@ TEST_F(Fleet, ALossIsReplacedByAsMuchAsWasLost) {
 TEST_F(Fleet, AddedMachinesStayWithinThePlannedDollarsPerHour) {
   rules.fleet.headroom = 0.5;  // $0.45 an hour
   make({offer("a", 60, 0.15), offer("b", 60, 0.15), offer("c", 30, 0.1), offer("d", 30, 0.1)}, {"a", "b"});
-  const auto generate_slowly = [&](int) {
-    heartbeat("a", 12, 1);
-    heartbeat("b", 12, 1);
-    heartbeat("c", 12, 1);
-  };
+  const auto generate_slowly = submit_every_second({"a", "b", "c"}, 12);
   wait_for_next_batch();
   pass(minutes(10), generate_slowly);
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
