@@ -7,6 +7,7 @@
 #include "base/config.hpp"
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/limits.hpp"
 #include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane {
@@ -16,7 +17,6 @@ using nlohmann::json;
 
 constexpr std::string_view kPromptPlaceholder = "{prompt}";
 constexpr std::uint64_t kRoundOrderStream = 0x7461736b73;  // any number that no part uses with the same seed
-constexpr std::size_t kIdBytesMax = 128, kPromptBytesMax = 256u << 10;  // schema.proto
 
 // One of the tasks. A round is the shortest sequence of problems in which every part has its weight's share.
 struct Part {
@@ -105,10 +105,10 @@ class Several final : public Adapter {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
     if (!part.head.empty() || !part.tail.empty())
       change_user_text(problem, [&](std::string& text) { text = part.head + text + part.tail; });
-    if (problem.id().size() > kIdBytesMax || problem.prompt().size() > kPromptBytesMax)
+    if (problem.id().size() > kProblemIdBytesMax || problem.prompt().size() > kPromptBytesMax)
       return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}",
-                  problem.id().substr(0, kIdBytesMax), problem.id().size(), problem.prompt().size(), kIdBytesMax,
-                  kPromptBytesMax);
+                  problem.id().substr(0, kProblemIdBytesMax), problem.id().size(), problem.prompt().size(),
+                  kProblemIdBytesMax, kPromptBytesMax);
     return problem;
   }
 

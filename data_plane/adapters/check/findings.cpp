@@ -25,7 +25,7 @@ void Findings::add_error(const char* check, const std::string& what, const std::
   add({.check = check,
        .wrong = true,
        .what = printable(what, kFindingTextBytesMax),
-       .problem = printable(problem, kIdBytesMax),
+       .problem = printable(problem, kProblemIdBytesMax),
        .response = printable_response(response)});
 }
 
@@ -34,7 +34,7 @@ void Findings::add_note(const char* check, const std::string& what, const std::s
   add({.check = check,
        .wrong = false,
        .what = printable(what, kFindingTextBytesMax),
-       .problem = printable(problem, kIdBytesMax),
+       .problem = printable(problem, kProblemIdBytesMax),
        .response = printable_response(response)});
 }
 

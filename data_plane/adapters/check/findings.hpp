@@ -6,12 +6,9 @@
 #include <string_view>
 
 #include "data_plane/adapters/check/check.hpp"
+#include "data_plane/limits.hpp"
 
 namespace echoline::data_plane {
-
-// The limits of Problem in schema.proto.
-inline constexpr std::size_t kIdBytesMax = 128, kPromptBytesMax = 256u << 10;
-inline constexpr std::size_t kReferenceBytesMax = 64u << 10, kMetadataBytesMax = 64u << 10;
 
 bool is_utf8(const std::string& text);
 

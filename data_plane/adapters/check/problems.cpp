@@ -22,8 +22,8 @@ void check_form(Findings& findings, const Problem& problem, const char* check) {
     if (text.size() > bytes_max)
       report(fmt::format("its {} has {} bytes, at most {} are allowed", what, text.size(), bytes_max));
   };
-  if (problem.id().empty() || problem.id().size() > kIdBytesMax)
-    report(fmt::format("its id has {} bytes, expected 1 to {}", problem.id().size(), kIdBytesMax));
+  if (problem.id().empty() || problem.id().size() > kProblemIdBytesMax)
+    report(fmt::format("its id has {} bytes, expected 1 to {}", problem.id().size(), kProblemIdBytesMax));
   if (problem.prompt().empty()) report("it has no prompt");
   check_size("prompt", problem.prompt(), kPromptBytesMax);
   check_size("reference", problem.reference(), kReferenceBytesMax);

@@ -14,6 +14,7 @@
 #include "data_plane/adapters/code/episodes.hpp"
 #include "data_plane/adapters/code/extract.hpp"
 #include "data_plane/adapters/code/grader.hpp"
+#include "data_plane/limits.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -22,7 +23,6 @@ using nlohmann::json;
 
 constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
-constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;  // schema.proto
 constexpr std::string_view kTaskPlaceholder = "{task}", kTestsPlaceholder = "{tests}";
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
 constexpr std::string_view kListedPrompt =

@@ -11,13 +11,13 @@
 #include <unordered_set>
 
 #include "base/random.hpp"
+#include "data_plane/limits.hpp"
 #include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
 
 // The limits of these fields in schema.proto; change both together.
-constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
 constexpr std::size_t kReadBlockBytes = 1u << 20;
 constexpr std::size_t kDepthMax = 64;
 

@@ -135,7 +135,8 @@ double equity(const Hole& own, std::span<const Card> board, int deals, Random& r
   return half_pots / (2.0 * deals);
 }
 
-// The Chen formula: points of the higher card, then for pairs, suits and gaps; half points are rounded up.
+// The Chen formula, in half points: those of the higher card, then for pairs, suits and gaps. The sum is rounded up to
+// whole points.
 int chen_half_points(const Hole& own) {
   const auto [low, high] = std::minmax({own[0].rank(), own[1].rank()});
   constexpr std::array<int, 4> kHighCards = {12, 14, 16, 20};  // J Q K A

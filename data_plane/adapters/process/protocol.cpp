@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "data_plane/adapters/json_depth.hpp"
+#include "data_plane/limits.hpp"
 #include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::process {
@@ -18,7 +19,6 @@ using nlohmann::json;
 constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024, kExcerptBytesMax = 80;
 constexpr std::size_t kRequestEndBytesMax = 64;  // of a request, after its items
 constexpr std::size_t kItemKeysBytes = 256;      // approximate size of an item without prompt and response
-constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
 
 template <class... Args>
 Error answer_error(fmt::format_string<Args...> format, Args&&... args) {
@@ -289,9 +289,9 @@ Result<ProblemWithDemonstration> read_problem(const json& item, std::string_view
   problem.set_reference(std::move(reference));
   if (const auto metadata = item.find("metadata"); metadata != item.end()) {
     problem.set_metadata_json(json_text(*metadata));
-    if (problem.metadata_json().size() > kReferenceBytesMax)
+    if (problem.metadata_json().size() > kMetadataBytesMax)
       return answer_error("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(),
-                          kReferenceBytesMax);
+                          kMetadataBytesMax);
   }
   if (item.contains("demonstration")) {
     ECHO_ASSIGN(answer.demonstration, read_text(item, "demonstration", kReferenceBytesMax));
