@@ -19,7 +19,7 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
   std::vector<char*> arguments;
   for (const std::string& a : argv) arguments.push_back(const_cast<char*>(a.c_str()));
   arguments.push_back(nullptr);
-  constexpr int kCannotStart = 127;  // the exit status that shells use for it
+  constexpr int kCannotStart = 127;  // the exit status of shells for a program that cannot be started
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail(Code::kIo, "start process", "fork: {}", std::strerror(errno));
@@ -42,7 +42,7 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       stderr_fd_(std::exchange(other.stderr_fd_, -1)),
-      partial_(std::move(other.partial_)) {}
+      partial_line_(std::move(other.partial_line_)) {}
 
 ChildProcess::~ChildProcess() {
   if (pid_ > 0) {
@@ -64,9 +64,9 @@ std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<
     for (;;) {
       const ssize_t n = ::read(stderr_fd_, block, sizeof block);
       if (n <= 0) break;
-      partial_.append(block, static_cast<std::size_t>(n));
-      for (std::size_t end; (end = partial_.find('\n')) != std::string::npos; partial_.erase(0, end + 1))
-        on_line(partial_.substr(0, end));
+      partial_line_.append(block, static_cast<std::size_t>(n));
+      for (std::size_t end; (end = partial_line_.find('\n')) != std::string::npos; partial_line_.erase(0, end + 1))
+        on_line(partial_line_.substr(0, end));
     }
   };
   drain();
@@ -74,7 +74,7 @@ std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<
   if (pid_ <= 0 || ::waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
   pid_ = -1;
   drain();
-  if (!partial_.empty()) on_line(std::exchange(partial_, ""));
+  if (!partial_line_.empty()) on_line(std::exchange(partial_line_, ""));
   ProcessEnd end;
   if (WIFSIGNALED(status))
     end.signal = WTERMSIG(status);

@@ -34,8 +34,8 @@ class ChildProcess {
  private:
   ChildProcess(pid_t pid, int stderr_fd) : pid_(pid), stderr_fd_(stderr_fd) {}
   pid_t pid_ = -1;
-  int stderr_fd_ = -1;   // descriptor of the child's stderr
-  std::string partial_;  // output after the last line break
+  int stderr_fd_ = -1;        // descriptor of the child's stderr
+  std::string partial_line_;  // output after the last line break
 };
 
 }  // namespace echoline

@@ -29,7 +29,7 @@ struct ConfigSectionState {
   struct ReadKey {
     std::string key;
     std::vector<std::unique_ptr<ConfigSectionState>> sections;
-    bool is_list = false;  // `sections` are the elements of a list; false: one nested mapping
+    bool is_list = false;  // `sections` are the elements of a list; false: at most one, a nested mapping
     std::unique_ptr<KeyDescription> description = {};
   };
 
@@ -52,14 +52,14 @@ struct ConfigSectionState {
   }
 
   // The entry of a key in `read_keys`, new if the key was not read before.
-  ReadKey& read_key(std::string_view key) {
+  ReadKey& entry_of(std::string_view key) {
     const auto it = std::find_if(read_keys.begin(), read_keys.end(), [&](const ReadKey& a) { return a.key == key; });
     if (it != read_keys.end()) return *it;
     read_keys.emplace_back().key = key;
     return read_keys.back();
   }
-  KeyDescription& describe_key(std::string_view key) {
-    auto& description = read_key(key).description;
+  KeyDescription& description_of(std::string_view key) {
+    auto& description = entry_of(key).description;
     if (!description) description = std::make_unique<KeyDescription>();
     return *description;
   }
@@ -117,7 +117,7 @@ Error mismatch_error(std::string_view what, const ConfigNode& node) {
   return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, describe(node))};
 }
 
-// --- texts of values, which parse to the same value ---
+// --- conversion between values and their texts; exact_text() gives a text that parses to the same value ---
 
 struct ExactUnit {
   std::uint64_t factor;
@@ -215,7 +215,7 @@ Status convert(const ConfigNode& node, std::filesystem::path& value) {
 ConfigNode scalar_node(std::string text, bool is_text) {
   ConfigNode node;
   node.kind = Kind::kScalar;
-  node.quoted = is_text && text.empty();
+  node.quoted = is_text && text.empty();  // without quotes, an empty text would be read as no value
   node.is_text = is_text;
   node.text = std::move(text);
   return node;
@@ -233,7 +233,7 @@ template <class T>
 ConfigNode resolved_node(const T& value) {
   if constexpr (std::is_integral_v<T> && !std::same_as<T, bool>) {
     using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-    return scalar_node(exact_text(static_cast<Wide>(value)), false);
+    return scalar_node(exact_text(static_cast<Wide>(value)), /*is_text=*/false);
   } else {
     return scalar_node(exact_text(value), kIsText<T>);
   }
@@ -281,7 +281,7 @@ Limits<T> within_type(Limits<T> limits) {
   return limits;
 }
 
-// The message about an invalid number, including the range.
+// The message about an invalid number: `why`, the parser's message, or a message with the range if there is one.
 template <class T>
 std::string number_problem(const ConfigNode& node, const Limits<T>& limits, const std::string& why) {
   const Limits<T> bounds = within_type(limits);
@@ -291,7 +291,7 @@ std::string number_problem(const ConfigNode& node, const Limits<T>& limits, cons
   return mismatch_error("a " + type_name<T>() + (bounds.min && bounds.max ? " from " : ", ") + range, node).detail;
 }
 
-// An absolute path; a relative one refers to the folder of its value.
+// The path as an absolute one; a relative path refers to `folder`.
 std::filesystem::path absolute_path(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return path.empty() ? path : std::filesystem::absolute(folder / path).lexically_normal();
 }
@@ -391,17 +391,17 @@ std::vector<std::string> ConfigSection::keys() const {
 }
 
 ConfigSection ConfigSection::section(std::string_view key, ConfigDoc doc) {
-  auto& entry = state_->read_key(key);
+  auto& entry = state_->entry_of(key);
   if (entry.sections.empty()) {
     entry.sections.push_back(make_section(*state_->file, state_->find(key), state_->place, state_->dotted_path(key)));
-    state_->describe_key(key).type = "section";
-    state_->describe_key(key).doc = doc;
+    state_->description_of(key).type = "section";
+    state_->description_of(key).doc = doc;
   }
   return ConfigSection(*entry.sections.front());
 }
 
 std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigDoc doc) {
-  auto& entry = state_->read_key(key);
+  auto& entry = state_->entry_of(key);
   const ConfigNode* node = state_->find(key);
   if (node && node->kind != Kind::kSequence) {
     state_->file->add_problem(node->place, state_->dotted_path(key),
@@ -410,8 +410,8 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
   }
   if (!entry.is_list) {
     entry.is_list = true;
-    state_->describe_key(key).type = "list";
-    state_->describe_key(key).doc = doc;
+    state_->description_of(key).type = "list";
+    state_->description_of(key).doc = doc;
     for (std::size_t i = 0; node && i < node->children.size(); ++i)
       entry.sections.push_back(make_section(*state_->file, &node->children[i], node->children[i].place,
                                             fmt::format("{}[{}]", state_->dotted_path(key), i)));
@@ -425,9 +425,9 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
 
 const ConfigNode* ConfigSection::find_value(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
                                             std::string range) {
-  state_->read_key(key);
+  state_->entry_of(key);
   if (!state_->file->is_data_file) {
-    auto& description = state_->describe_key(key);
+    auto& description = state_->description_of(key);
     description.required = absent == Absent::kError;
     description.doc = doc;
     description.type = std::move(type);
@@ -449,8 +449,8 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
   const ConfigNode* node = find_value(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
                                       state_->file->is_data_file ? "" : range_text(documented_limits));
   if (!state_->file->is_data_file) {
-    if (documented_limits.min) state_->describe_key(key).min_text = resolved_node(*documented_limits.min).text;
-    if (documented_limits.max) state_->describe_key(key).max_text = resolved_node(*documented_limits.max).text;
+    if (documented_limits.min) state_->description_of(key).min_text = resolved_node(*documented_limits.min).text;
+    if (documented_limits.max) state_->description_of(key).max_text = resolved_node(*documented_limits.max).text;
   }
   if (may_be_auto && node && node->kind == Kind::kScalar && node->text == kAuto) node = nullptr;
   if (node) {
@@ -467,12 +467,12 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
   }
   if (state_->file->is_data_file) return valid;
   if (may_be_auto) {
-    state_->describe_key(key).value = valid ? resolved_node(value) : scalar_node(kAuto, true);
-    state_->describe_key(key).default_text = kAuto;
+    state_->description_of(key).value = valid ? resolved_node(value) : scalar_node(kAuto, /*is_text=*/true);
+    state_->description_of(key).default_text = kAuto;
     return valid;
   }
-  if (valid || absent != Absent::kNothing) state_->describe_key(key).value = resolved_node(value);
-  if (absent == Absent::kDefault) state_->describe_key(key).default_text = state_->describe_key(key).value->text;
+  if (valid || absent != Absent::kNothing) state_->description_of(key).value = resolved_node(value);
+  if (absent == Absent::kDefault) state_->description_of(key).default_text = state_->description_of(key).value->text;
   return valid;
 }
 
@@ -487,7 +487,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
       });
       if (needs_no_quotes) text = text.substr(1, text.size() - 2);
     }
-    state_->describe_key(key).default_text = text;
+    state_->description_of(key).default_text = text;
   }
   std::filesystem::path folder;  // stays empty, the working directory, for a --set value or a default
   if (const ConfigNode* node = find_value(key, absent, doc, type_name<T>(), "")) {
@@ -520,7 +520,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
   }
   if constexpr (std::same_as<T, std::filesystem::path>) value = absolute_path(value, folder);
   if (!state_->file->is_data_file && (valid || absent != Absent::kNothing))
-    state_->describe_key(key).value = resolved_node(value);
+    state_->description_of(key).value = resolved_node(value);
   return valid;
 }
 
@@ -537,17 +537,17 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
       error(key, mismatch_error("one of " + names_text, *node).detail + did_you_mean(node->text, names));
   }
   if (state_->file->is_data_file) return chosen;
-  state_->describe_key(key).choices = names;
+  state_->description_of(key).choices = names;
   const std::string& name = chosen ? names[*chosen] : current;
-  if (!name.empty()) state_->describe_key(key).value = scalar_node(name, true);
-  if (absent == Absent::kDefault) state_->describe_key(key).default_text = current;
+  if (!name.empty()) state_->description_of(key).value = scalar_node(name, /*is_text=*/true);
+  if (absent == Absent::kDefault) state_->description_of(key).default_text = current;
   return chosen;
 }
 
 std::string ConfigSection::json(std::string_view key, ConfigDoc doc) {
   const ConfigNode* node = find_value(key, Absent::kNothing, doc, "mapping", "");
   if (!node) return "{}";
-  state_->describe_key(key).value = *node;
+  state_->description_of(key).value = *node;
   return to_json(*node);
 }
 
@@ -558,6 +558,7 @@ void ConfigSection::error(std::string_view key, std::string_view message) {
   state_->file->add_problem(node ? node->place : state_->place, state_->dotted_path(key), message);
 }
 
+// The types of ConfigNumber and of ConfigText.
 #define ECHOLINE_NUMBER(T) \
   template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, Absent, const ConfigDoc&);
 #define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, Absent, const ConfigDoc&);

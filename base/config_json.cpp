@@ -122,7 +122,7 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
     return false;
   }
   try {
-    root = Builder(text, source, problems).parse_value(0);
+    root = Builder(text, source, problems).parse_value(/*depth=*/0);
   } catch (const UnusableText& unusable) {
     problems.push_back({unusable.place, unusable.message});
     return false;

@@ -51,7 +51,7 @@ class Builder {
       if (type != YAML_DOCUMENT_START_EVENT) continue;
       if (++documents > 1) throw UnusableText{place(event_.start_mark), "expected one YAML document, found another"};
       next_event();
-      root = read_value(0);
+      root = read_value(/*depth=*/0);
     }
   }
 
@@ -144,8 +144,8 @@ std::size_t utf8_length(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800,
-                                   0x10000};  // the least code of each length; a smaller code has a shorter form
+  // The smallest code of each length; a smaller one has a shorter form.
+  constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800, 0x10000};
   const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
   return lead < 0xc2 || lead > 0xf4 || code < kCodeMin[length] || code > 0x10ffff || is_surrogate ? 0 : length;
 }
@@ -190,9 +190,9 @@ class Writer {
   std::string write(const ConfigNode& root) {
     yaml_event_t event;
     emit(event, yaml_stream_start_event_initialize(&event, YAML_UTF8_ENCODING));
-    emit(event, yaml_document_start_event_initialize(&event, nullptr, nullptr, nullptr, 1));
+    emit(event, yaml_document_start_event_initialize(&event, nullptr, nullptr, nullptr, /*implicit=*/1));
     write_node(root);
-    emit(event, yaml_document_end_event_initialize(&event, 1));
+    emit(event, yaml_document_end_event_initialize(&event, /*implicit=*/1));
     emit(event, yaml_stream_end_event_initialize(&event));
     return std::move(out_);
   }
@@ -207,7 +207,8 @@ class Writer {
     yaml_event_t event;
     const auto* bytes = reinterpret_cast<const yaml_char_t*>(text.data());
     const auto size = static_cast<int>(text.size());
-    emit(event, yaml_scalar_event_initialize(&event, nullptr, nullptr, bytes, size, 1, 1, style));
+    emit(event, yaml_scalar_event_initialize(&event, nullptr, nullptr, bytes, size, /*plain_implicit=*/1,
+                                             /*quoted_implicit=*/1, style));
   }
 
   void write_text(const std::string& text, bool quoted) {
@@ -229,16 +230,16 @@ class Writer {
         write_text(node.text, node.quoted);
         break;
       case Kind::kSequence:
-        emit(event, yaml_sequence_start_event_initialize(&event, nullptr, nullptr, 1,
+        emit(event, yaml_sequence_start_event_initialize(&event, nullptr, nullptr, /*implicit=*/1,
                                                          empty ? YAML_FLOW_SEQUENCE_STYLE : YAML_BLOCK_SEQUENCE_STYLE));
         for (const ConfigNode& child : node.children) write_node(child);
         emit(event, yaml_sequence_end_event_initialize(&event));
         break;
       case Kind::kMapping:
-        emit(event, yaml_mapping_start_event_initialize(&event, nullptr, nullptr, 1,
+        emit(event, yaml_mapping_start_event_initialize(&event, nullptr, nullptr, /*implicit=*/1,
                                                         empty ? YAML_FLOW_MAPPING_STYLE : YAML_BLOCK_MAPPING_STYLE));
         for (std::size_t i = 0; i < node.keys.size(); ++i) {
-          write_text(node.keys[i], false);
+          write_text(node.keys[i], /*quoted=*/false);
           write_node(node.children[i]);
         }
         emit(event, yaml_mapping_end_event_initialize(&event));

@@ -38,8 +38,8 @@ std::size_t append_to_answer(char* data, std::size_t size, std::size_t count, vo
   return size * count;
 }
 
-// "name=value; name=value" of the server's cookies, newest last. libcurl gives them as lines of Netscape's cookie
-// files. A line has seven fields with tabs between; the last two are name and value.
+// Returns the server's cookies as "name=value; name=value", newest last. libcurl gives them as lines of Netscape's
+// cookie files. A line has seven fields with tabs between; the last two are name and value.
 std::string cookies_of(CURL* handle) {
   constexpr std::size_t kCookiesBytesMax = 16u << 10;
   constexpr int kFieldsBeforeName = 5;

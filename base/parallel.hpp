@@ -42,7 +42,7 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
     std::vector<std::jthread> helpers;
     for (unsigned thread_index = 1; thread_index < threads; ++thread_index)
       helpers.emplace_back(work_items, thread_index);
-    work_items(0);
+    work_items(/*thread_index=*/0);
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
@@ -75,11 +75,11 @@ class TaskPool {
     std::unique_lock lock(mutex_);
     if (threads_ == 1) {
       waiting_.push_back(std::move(task));
-      run_oldest(0, lock);
+      run_oldest(/*thread_index=*/0, lock);
       return status();
     }
     // The owner helps instead of waiting for room in the queue.
-    if (waiting_.size() == waiting_max_) run_oldest(0, lock);
+    if (waiting_.size() == waiting_max_) run_oldest(/*thread_index=*/0, lock);
     ECHO_TRY(status());
     waiting_.push_back(std::move(task));
     if (idle_ < waiting_.size() && helpers_.size() + 1 < threads_)
@@ -91,7 +91,7 @@ class TaskPool {
   // Waits for all tasks. Returns the first error.
   Status finish() {
     std::unique_lock lock(mutex_);
-    while (!waiting_.empty()) run_oldest(0, lock);
+    while (!waiting_.empty()) run_oldest(/*thread_index=*/0, lock);
     none_running_.wait(lock, [this] { return running_ == 0; });
     return status();
   }

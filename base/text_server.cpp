@@ -46,7 +46,7 @@ struct ServerError {
 };
 
 ServerError parse_server_error(std::string_view body) {
-  const json parsed = json::parse(body, nullptr, false);
+  const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
   const json& error = member(parsed, "error");
   ServerError server_error{.message = text_or_empty(member(error, "message")),
                            .code = text_or_empty(member(error, "code")),
@@ -77,7 +77,7 @@ std::string text_request(const TextServerOptions& options, const TextQuestion& q
     body["messages"] = json::array();
     for (const ChatMessage& m : question.messages)
       body["messages"].push_back({{"role", m.role}, {"content", m.content}});
-    const json template_options = json::parse(question.template_options_json, nullptr, false);
+    const json template_options = json::parse(question.template_options_json, nullptr, /*allow_exceptions=*/false);
     if (template_options.is_object() && !template_options.empty()) body["chat_template_kwargs"] = template_options;
   } else {
     body["prompt"] = question.prompt;
@@ -86,7 +86,7 @@ std::string text_request(const TextServerOptions& options, const TextQuestion& q
 }
 
 Result<TextAnswer> parse_text_answer(std::string_view body, bool chat) {
-  const json parsed = json::parse(body, nullptr, false);
+  const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object())
     return unexpected_answer("expected a JSON object, found '{}'", printable(body, kExcerptBytesMax));
   const json& choices = member(parsed, "choices");

@@ -40,7 +40,7 @@ bool contains(const char* const (&names)[N], const std::string& name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// X of a matrix X.weight; empty for another tensor.
+// X for a matrix that is called X.weight; empty for any other tensor.
 std::string_view layer_name(const delta::TensorView& tensor) {
   const std::string_view name = tensor.name;
   if (tensor.shape.size() != 2 || !name.ends_with(kWeight)) return {};
@@ -49,7 +49,7 @@ std::string_view layer_name(const delta::TensorView& tensor) {
 
 std::string_view last_part(std::string_view layer) { return layer.substr(layer.rfind('.') + 1); }
 
-// A value of a tensor in BF16 or F32.
+// One value of a tensor of type BF16 or F32, as float.
 float read_value(const delta::TensorView& tensor, std::size_t index) {
   if (tensor.dtype == delta::DType::kF32) {
     float value = 0;
@@ -191,7 +191,7 @@ Result<delta::StateView> adapter_layout(const delta::StateView& base, const Adap
 Result<delta::OwnedState> init_adapter(const delta::StateView& base, const AdapterConfig& adapter, std::uint64_t seed) {
   ECHO_ASSIGN(const delta::StateView layout, adapter_layout(base, adapter));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
-  // Mixed into the seed, so that the numbers differ from those of a base made with the same seed.
+  // Mixed into the seed, so that the adapter's numbers differ from those of a base with the same seed.
   constexpr std::uint64_t kSeedMark = 0x61646170746572;
   for (std::size_t t = 0; t < layout.size(); ++t) {
     const std::span<std::byte> bytes = state.mutable_bytes(t);
@@ -241,7 +241,7 @@ Result<delta::StateView> join_adapter(const delta::StateView& base, const delta:
 
 Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const AdapterConfig& config) {
   const SplitPolicy parts = split_adapter(policy);
-  ECHO_TRY(join_adapter(parts.base, parts.adapter, config));  // checks names and shapes
+  ECHO_TRY(join_adapter(parts.base, parts.adapter, config));  // only to check names and shapes
   ECHO_ASSIGN(delta::OwnedState merged, delta::copy_of(parts.base));
   const delta::StateView layout = merged.view();
   const auto scale = static_cast<float>(config.scale());
@@ -254,7 +254,7 @@ Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const Ad
     const auto out = static_cast<std::size_t>(layout[t].shape[0]), in = static_cast<std::size_t>(layout[t].shape[1]);
     const auto rank = static_cast<std::size_t>(config.rank);
     const std::vector<float> a_values = values_of(*a), b_values = values_of(*b);
-    std::vector<float> row(in);  // of alpha / rank * B A
+    std::vector<float> row(in);  // one row of alpha / rank * B A
     const std::span<std::byte> bytes = merged.mutable_bytes(t);
     for (std::size_t o = 0; o < out; ++o) {
       std::fill(row.begin(), row.end(), 0.0f);

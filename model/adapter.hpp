@@ -27,10 +27,11 @@ inline constexpr std::int64_t kAdapterRankMax = 4096;
 struct AdapterConfig {
   std::int64_t rank = 0;  // 0: no adapter
   double alpha = 0;
-  // The last parts of the names of the adapted layers, sorted.
+  // The adapted layers, sorted: the last parts of their names, such as q_proj or self_attn.q_proj.
   std::vector<std::string> targets = {"down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"};
   std::string base_model;  // PEFT's base_model_name_or_path: a directory of the base, or empty
 
+  // The factor of B (A x).
   double scale() const { return alpha / static_cast<double>(rank); }
   // Whether both have the same rank, alpha and targets.
   bool computes_as(const AdapterConfig& other) const {
@@ -41,7 +42,7 @@ struct AdapterConfig {
   // Parses PEFT's adapter_config.json. kInvalid names the field: a missing or invalid rank, alpha or list of targets,
   // or one of PEFT's features that is not implemented.
   static Result<AdapterConfig> from_json(std::string_view text);
-  // An adapter_config.json for PEFT and vLLM.
+  // The text of an adapter_config.json for PEFT and vLLM.
   std::string to_json() const;
   // kInvalid if a rank, an alpha or a target is out of range.
   Status validate() const;
@@ -49,12 +50,13 @@ struct AdapterConfig {
 
 inline bool is_adapter_tensor(std::string_view name) { return name.starts_with(kAdapterPrefix); }
 
-// Names and shapes of the adapter's tensors for this base, sorted by name, in bf16, without bytes. A target stands for
-// every matrix X.TARGET.weight of the base. kInvalid names a target without a matrix, and lists those that have one.
+// Names and shapes of the adapter's tensors for this base, sorted by name, in bf16, without bytes. A target adapts
+// every matrix of the base that is called X.TARGET.weight. kInvalid names a target without a matrix, and lists possible
+// ones.
 Result<delta::StateView> adapter_layout(const delta::StateView& base, const AdapterConfig& adapter);
 
-// A fresh adapter, as PEFT makes it: A uniform in ±1/√in, and B zero, so that the policy's outputs do not change yet.
-// Equal seeds give equal numbers on every machine. Errors of adapter_layout(), and kExhausted if memory is short.
+// An initial adapter, as PEFT makes it: A uniform in ±1/√in, and B zero, so that the policy's outputs do not change
+// yet. Equal seeds give equal numbers on every machine. Errors of adapter_layout(), and kExhausted if memory is short.
 Result<delta::OwnedState> init_adapter(const delta::StateView& base, const AdapterConfig& adapter, std::uint64_t seed);
 
 // The two parts of a policy, each in the policy's order. Their bytes are views of the policy's memory.
@@ -63,12 +65,12 @@ struct SplitPolicy {
 };
 SplitPolicy split_adapter(const delta::StateView& state);
 
-// The policy made of both parts, sorted by delta::canonical(). kInvalid if the names or shapes of the adapter's tensors
-// are not those of adapter_layout(), or the base itself has adapter tensors.
+// The policy that consists of both parts, sorted by delta::canonical(). kInvalid if the names or shapes of the
+// adapter's tensors differ from adapter_layout(), or the base itself has adapter tensors.
 Result<delta::StateView> join_adapter(const delta::StateView& base, const delta::StateView& adapter,
                                       const AdapterConfig& config);
 
-// The base with W + alpha / rank * B A in the place of each adapted weight, computed in fp32 and rounded to the
+// The base with each adapted weight W replaced by W + alpha / rank * B A, computed in fp32 and rounded to the
 // weight's type (bf16 or fp32; kInvalid for another). Because of the rounding, the merged model's outputs differ
 // slightly from the policy's. kExhausted if memory is short.
 Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const AdapterConfig& config);

@@ -8,7 +8,7 @@
 namespace echoline::model {
 namespace {
 
-// The first byte of the last character of `text`, which must not be empty.
+// Index of the first byte of the last character of `text`, which must not be empty.
 std::size_t last_character_begin(std::string_view text) {
   std::size_t begin = text.size() - 1;
   while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;
@@ -23,7 +23,7 @@ bool ends_with_word(std::string_view text) {
   return !text.empty() && starts_with_word(text.substr(last_character_begin(text)));
 }
 
-// Where the white space at the end of `text` begins.
+// Index at which the white space at the end of `text` begins; text.size() without such white space.
 std::size_t trailing_space_begin(std::string_view text) {
   while (!text.empty()) {
     const std::size_t begin = last_character_begin(text);
@@ -94,15 +94,16 @@ void AddedTokenFinder::find(std::string_view text, std::vector<Section>& section
     }
     const AddedToken& token = tokens_[*match];
     std::size_t begin = std::exchange(i, match_end), end = match_end;
+    // The search goes on after a match, even after one that is not a single word.
     if (token.is_single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
     if (token.takes_left_space) begin = std::max(trailing_space_begin(text.substr(0, begin)), sections_end);
     if (token.takes_right_space) end += leading_space_bytes(text.substr(end));
     if (sections_end < begin) sections.push_back({sections_end, begin, std::nullopt});
     sections.push_back({begin, end, token.id});
+    // An added token of white space may lie within white space that became part of the previous token. Then
+    // sections_end moves back, and the text after it is in two sections, as in Hugging Face's tokenizers.
     sections_end = end;
   }
-  // Not `<`: an added token of white space may lie within space that the previous token has absorbed. sections_end then
-  // moves back, even from beyond the end of the text, as in Hugging Face's tokenizers.
   if (sections_end != text.size()) sections.push_back({sections_end, text.size(), std::nullopt});
 }
 

@@ -1,4 +1,5 @@
-// Implements the calls of `echoline model generate` and `echoline evaluate`, which do not see libtorch.
+// Implements the functions behind `echoline model generate` and `echoline evaluate`, which are compiled without
+// libtorch.
 #include "model/ask.hpp"
 
 #include "model/generate.hpp"

@@ -9,7 +9,8 @@
 
 namespace echoline::model {
 
-// Generates on the device of that name (device_named()). Errors of load_model(), device_named() and generate().
+// Generates one response on a device, whose name device_named() knows. Errors of load_model(), device_named() and
+// generate().
 Result<Generation> ask(const std::filesystem::path& folder, const std::string& device, const std::vector<Token>& prompt,
                        const Sampling& sampling);
 

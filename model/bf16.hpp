@@ -9,7 +9,7 @@
 
 namespace echoline::model {
 
-// Rounds a finite number to nearest, ties to even.
+// The bits of a finite number rounded to bf16, to nearest with ties to even.
 inline std::uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

@@ -9,7 +9,7 @@ namespace echoline::model {
 namespace {
 
 struct ByteAlphabet {
-  static constexpr char32_t kFirstOther = 0x100;  // character of the first byte that is not itself
+  static constexpr char32_t kFirstOther = 0x100;  // character of the first byte that is not printable
   std::array<char32_t, 256> character{};
   std::array<int, kFirstOther + 256> byte{};  // by character; -1: not in the alphabet
   ByteAlphabet() {

@@ -1,4 +1,4 @@
-// The alphabet in which byte-level BPE writes bytes. Internal to model.
+// The alphabet of byte-level BPE, in which a tokenizer.json writes each byte as one character. Internal to model.
 #pragma once
 #include <optional>
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace echoline::model {
 
-// Every byte is one printable character: bytes that are printable in Latin-1 are themselves, the others, in order, the
-// characters from U+0100 on.
+// Appends the character of `byte`. Bytes that are printable in Latin-1 are their own characters; the others are, in
+// order, the characters from U+0100 on.
 void append_byte_level(std::string& out, unsigned char byte);
-// The bytes of a text in that alphabet; absent if it has another character.
+// The bytes that a text in this alphabet stands for; absent if the text has a character of no byte.
 std::optional<std::string> from_byte_level(std::string_view written);
 
 }  // namespace echoline::model

@@ -1,4 +1,4 @@
-// Reads the vocabulary and the merges, and merges the characters of a piece.
+// Reads the vocabulary and the merges of a tokenizer.json, and encodes pieces of text with them.
 #include "model/byte_pairs.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using tokenizer_json::invalid;
 using tokenizer_json::Json;
 using tokenizer_json::member;
 using tokenizer_json::short_dump;
-// Up to this many symbols, a search through all pairs is faster than a queue.
+// Up to this number of tokens in a piece, a search through all pairs is faster than a queue.
 constexpr std::size_t kFewSymbols = 48;
 
 }  // namespace
@@ -44,7 +44,7 @@ Status BytePairs::read_vocabulary(const Json& model) {
     }
     spellings_[index] = written;
     const std::optional<std::string> text = text_of(written);
-    if (!text) continue;  // not in the byte-level alphabet: an added token, as DeepSeek has
+    if (!text) continue;  // has a character outside of the byte-level alphabet: an added token, as in DeepSeek's file
     vocabulary_.emplace(*text, token);
     if (text->size() == 1) byte_token_[static_cast<unsigned char>(text->front())] = token;
     if (is_byte_level_) continue;
@@ -91,7 +91,7 @@ Status BytePairs::read_merges(const Json& model) {
 
 Result<BytePairs> BytePairs::read(const Json& model, bool is_byte_level) {
   using tokenizer_json::is_true;
-  // Old files have no type.
+  // The type is optional, because old files have none.
   if (const Json* type = member(model, "type"); type && *type != "BPE")
     return invalid("'model.type' is {}, expected \"BPE\"", short_dump(*type));
   if (is_byte_level && is_true(model, "byte_fallback"))
@@ -132,8 +132,8 @@ bool BytePairs::append_byte_tokens(std::string_view character, std::vector<Token
 }
 
 Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& tokens) const {
-  // The unknown token is appended only before the next known one, so fallback bytes between them come first, as in
-  // Hugging Face's tokenizers.
+  // The unknown token is appended only before the next known token. So the fallback bytes of characters between them
+  // are before it, as in Hugging Face's tokenizers.
   bool has_unknown = false;
   for (std::size_t i = 0, bytes = 1; i < piece.size(); i += bytes) {
     char32_t code = static_cast<unsigned char>(piece[i]);
@@ -152,7 +152,7 @@ Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& token
       continue;
     } else if (unknown_) {
       if (std::exchange(has_unknown, true) && !fuses_unknown_) tokens.push_back(*unknown_);
-    } else if (merges_.size() == 0) {  // an alphabet must fit its texts; a vocabulary with merges drops the character
+    } else if (merges_.size() == 0) {  // an alphabet must cover its texts; with merges, the character is left out
       return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
                   static_cast<unsigned char>(piece[i]), short_dump(std::string(piece)));
     }
@@ -167,7 +167,7 @@ Status BytePairs::encode(std::string_view piece, std::vector<Token>& out) const 
       out.push_back(*token);
       return ok();
     }
-  thread_local std::vector<Token> tokens;  // keeps its memory
+  thread_local std::vector<Token> tokens;  // its memory is used again by the next call
   tokens.clear();
   ECHO_TRY(first_tokens(piece, tokens));
   if (tokens.size() < 2 || merges_.size() == 0)
@@ -182,7 +182,7 @@ Status BytePairs::encode(std::string_view piece, std::vector<Token>& out) const 
 // Merges the pair of lowest rank, leftmost first, until no pair can be merged.
 void BytePairs::merge_few(std::span<Token> tokens, std::vector<Token>& out) const {
   constexpr PairTable::Value kNoMerge = {std::numeric_limits<std::uint32_t>::max(), 0};
-  std::array<PairTable::Value, kFewSymbols> merges;  // of tokens[i] and tokens[i + 1]
+  std::array<PairTable::Value, kFewSymbols> merges;  // merges[i] is the merge of tokens[i] and tokens[i + 1]
   std::size_t size = tokens.size();
   const auto update = [&](std::size_t i) {
     const PairTable::Value* merge = merge_of(tokens[i], tokens[i + 1]);
@@ -215,6 +215,8 @@ void BytePairs::merge_many(std::span<const Token> tokens, std::vector<Token>& ou
   symbols.back().next = -1;
   const auto symbol_at = [&](std::ptrdiff_t i) -> Symbol& { return symbols[static_cast<std::size_t>(i)]; };
 
+  // A merge of the symbols `left` and its next, as they were when it was queued. The queue begins with the lowest rank,
+  // then the leftmost.
   struct Candidate {
     std::uint32_t rank;
     std::ptrdiff_t left;

@@ -1,4 +1,4 @@
-// Byte pair encoding: the vocabulary and the merges of a tokenizer.json. Internal to model.
+// Byte pair encoding with the vocabulary and the merges of a tokenizer.json. Internal to model.
 #pragma once
 #include <array>
 #include <functional>
@@ -21,13 +21,14 @@ inline constexpr Token kIdMax = 1 << 22;  // bounds the memory of tables by id
 // Immutable. Thread-safe.
 class BytePairs {
  public:
-  // Reads the object 'model' of a tokenizer.json. `is_byte_level`: its tokens are written in byte_level.hpp's alphabet.
+  // Reads the object 'model' of a tokenizer.json. With `is_byte_level`, its tokens are written in the alphabet of
+  // byte_level.hpp.
   static Result<BytePairs> read(const nlohmann::json& model, bool is_byte_level);
-  // The token for characters that have none. Without it, encode() leaves such characters out.
+  // Sets the token for characters without a token of their own. Without it, encode() leaves such characters out.
   void set_unknown(Token token) { unknown_ = token; }
 
-  // Appends the tokens of a piece. kInvalid if the vocabulary is an alphabet (has no merges) that lacks a character of
-  // the piece.
+  // Appends the tokens of a piece. kInvalid if the piece has a character without a token, and the vocabulary has no
+  // merges and no unknown token.
   Status encode(std::string_view piece, std::vector<Token>& out) const;
   // The token for `text`: its bytes if the vocabulary is byte-level, otherwise as the file writes it.
   std::optional<Token> find(std::string_view text) const;
@@ -46,6 +47,7 @@ class BytePairs {
 
   Status read_vocabulary(const nlohmann::json& model);
   Status read_merges(const nlohmann::json& model);
+  // The text of a token that tokenizer.json writes as `written`; absent if it is not in the byte-level alphabet.
   std::optional<std::string> text_of(const std::string& written) const;
   // The merge of this pair: its rank as `first`, the merged token as `second`. Null if the pair has none.
   const PairTable::Value* merge_of(Token left, Token right) const {
@@ -65,10 +67,10 @@ class BytePairs {
   std::optional<Token> unknown_;
   std::vector<std::string> spellings_;  // by id
   std::unordered_map<std::string, Token, TextHash, std::equal_to<>> vocabulary_;
-  std::array<std::optional<Token>, 256> byte_token_;      // of single bytes; unless byte-level, only of ASCII
-  std::array<std::optional<Token>, 256> fallback_token_;  // <0x00> to <0xFF>
-  PairTable character_tokens_;                            // by character, as `first`; unless byte-level
-  PairTable merges_;                                      // by pair, as merge_of() returns them
+  std::array<std::optional<Token>, 256> byte_token_;      // by byte; unless byte-level, only for ASCII
+  std::array<std::optional<Token>, 256> fallback_token_;  // by byte: the tokens <0x00> to <0xFF>
+  PairTable character_tokens_;                            // by character: the token as `first`; unused if byte-level
+  PairTable merges_;                                      // by pair of tokens, with the values that merge_of() returns
 };
 
 }  // namespace echoline::model

@@ -30,14 +30,15 @@ namespace {
 
 constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
 constexpr std::size_t kBytesMax = 256u << 20;  // of all texts and lists that a rendering creates
-constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable, which are freed recursively
-constexpr std::size_t kDepthMax = 1000;        // of nested expressions, blocks and macros, which use the stack
+constexpr std::size_t kNestingMax = 64;  // levels of lists and mappings in a variable, which are freed recursively
+constexpr std::size_t kDepthMax = 1000;  // levels of expressions, blocks and macros, because evaluation recurses
 constexpr std::string_view kErrorSource = "chat template";
 
 using Integer = std::int64_t;
 using Kind = Expression::Kind;
 using Arguments = std::vector<Value>;
 
+// Runs the statements of a template once and collects its output.
 class Renderer {
  public:
   explicit Renderer(Dict variables) { scopes_.push_back(std::move(variables)); }
@@ -48,15 +49,17 @@ class Renderer {
   }
 
  private:
+  // How statements ended: at their end, or at a tag break or continue for the loop around them.
   enum class Flow { kNormal, kBreak, kContinue };
 
   template <class... Args>
   Error template_error(fmt::format_string<Args...> format, Args&&... args) const {
     return fail(Code::kInvalid, kErrorSource, "line {}: {}", line_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // Adds the line to an error of template_value.hpp, which has none.
+  // An error of template_value.hpp, with the line added.
   Error with_line(const Error& error) const { return template_error("{}", error.detail); }
 
+  // Counts a step, and fails if there were too many. charge_bytes() likewise, for memory.
   Status charge_step(std::size_t line) {
     line_ = line;
     if (++steps_ <= kStepsMax) return ok();
@@ -86,37 +89,38 @@ class Renderer {
     return fail(Code::kExhausted, kErrorSource, "line {}: the template is nested more than {} deep", line_, kDepthMax);
   }
 
+  // Runs the statements in the current scope.
   Result<Flow> run(const std::vector<Statement>& body) {
     const DepthGuard depth_guard(depth_);
     ECHO_TRY(check_depth());
-    for (const Statement& s : body) {
-      ECHO_TRY(charge_step(s.line));
-      switch (s.kind) {
+    for (const Statement& statement : body) {
+      ECHO_TRY(charge_step(statement.line));
+      switch (statement.kind) {
         case Statement::Kind::kText:
-          ECHO_TRY(charge_bytes(s.text.size()));
-          out_ += s.text;
+          ECHO_TRY(charge_bytes(statement.text.size()));
+          out_ += statement.text;
           break;
         case Statement::Kind::kOutput: {
-          ECHO_ASSIGN(const Value value, eval(*s.expression));
+          ECHO_ASSIGN(const Value value, eval(*statement.expression));
           ECHO_ASSIGN(const std::string text, text_of(value));
           ECHO_TRY(charge_bytes(text.size()));
           out_ += text;
           break;
         }
         case Statement::Kind::kSet:
-          ECHO_TRY(set_variable(s));
+          ECHO_TRY(set_variable(statement));
           break;
         case Statement::Kind::kSetText: {  // {% set x %}...{% endset %}
-          ECHO_ASSIGN(std::string text, output_of(s.branches[0].body));
-          chat::set_entry(scopes_.back(), s.targets.front(), {std::move(text)});
+          ECHO_ASSIGN(std::string text, output_of(statement.branches[0].body));
+          chat::set_entry(scopes_.back(), statement.targets.front(), {std::move(text)});
           break;
         }
         case Statement::Kind::kMacro:
-          macros_[s.targets.front()] = &s;
+          macros_[statement.targets.front()] = &statement;
           break;
         case Statement::Kind::kScope: {
           const Scope scope(scopes_);
-          ECHO_TRY(run(s.branches[0].body));
+          ECHO_TRY(run(statement.branches[0].body));
           break;
         }
         case Statement::Kind::kBreak:
@@ -124,7 +128,7 @@ class Renderer {
         case Statement::Kind::kContinue:
           return Flow::kContinue;
         case Statement::Kind::kIf:
-          for (const Statement::Branch& branch : s.branches) {
+          for (const Statement::Branch& branch : statement.branches) {
             bool holds = true;
             if (branch.condition) {
               ECHO_ASSIGN(const Value condition, eval(*branch.condition));
@@ -137,7 +141,7 @@ class Renderer {
           }
           break;
         case Statement::Kind::kFor: {
-          ECHO_ASSIGN(const Flow flow, loop(s));
+          ECHO_ASSIGN(const Flow flow, loop(statement));
           if (flow != Flow::kNormal) return flow;
           break;
         }
@@ -156,24 +160,25 @@ class Renderer {
     return output;
   }
 
-  // {% set x = ... %} or {% set x.y = ... %}, where x is a namespace.
-  Status set_variable(const Statement& s) {
-    ECHO_ASSIGN(Value value, eval(*s.expression));
-    line_ = s.line;
-    ECHO_TRY(check_nesting(value, 0, !s.attribute.empty()));
-    if (s.attribute.empty()) {
-      chat::set_entry(scopes_.back(), s.targets.front(), std::move(value));
+  // Runs {% set x = ... %} or {% set x.y = ... %}, where x is a namespace.
+  Status set_variable(const Statement& statement) {
+    ECHO_ASSIGN(Value value, eval(*statement.expression));
+    line_ = statement.line;
+    ECHO_TRY(check_nesting(value, /*depth=*/0, !statement.attribute.empty()));
+    if (statement.attribute.empty()) {
+      chat::set_entry(scopes_.back(), statement.targets.front(), std::move(value));
       return ok();
     }
-    const Value* target = lookup(s.targets.front());
+    const Value* target = lookup(statement.targets.front());
     Dict* space = target ? target->dict() : nullptr;
     if (!space || !namespaces_.contains(space))
-      return template_error("cannot set '{0}.{1}': '{0}' is not a namespace", s.targets.front(), s.attribute);
-    chat::set_entry(*space, s.attribute, std::move(value));
+      return template_error("cannot set '{0}.{1}': '{0}' is not a namespace", statement.targets.front(),
+                            statement.attribute);
+    chat::set_entry(*space, statement.attribute, std::move(value));
     return ok();
   }
 
-  // Refuses a namespace inside a namespace, because it could contain itself, and values that are nested too deep.
+  // Fails if a value is nested too deep, or is a namespace inside a namespace, which could contain itself.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
     ECHO_TRY(charge_bytes(sizeof(Value)));
     if (depth > kNestingMax) return template_error("lists and mappings are nested more than {} deep", kNestingMax);
@@ -187,19 +192,20 @@ class Renderer {
     return ok();
   }
 
-  Status bind_targets(const Statement& s, const Value& item) {
-    if (s.targets.size() == 1) {
-      chat::set_entry(scopes_.back(), s.targets.front(), item);
+  // Sets the variables of a loop to `item`, or to its elements if the loop has several variables.
+  Status bind_targets(const Statement& statement, const Value& item) {
+    if (statement.targets.size() == 1) {
+      chat::set_entry(scopes_.back(), statement.targets.front(), item);
       return ok();
     }
     const List* parts = item.list();
-    if (!parts || parts->size() != s.targets.size())
-      return template_error("cannot take {} loop variables from {}", s.targets.size(), chat::kind(item));
-    for (std::size_t i = 0; i < parts->size(); ++i) chat::set_entry(scopes_.back(), s.targets[i], (*parts)[i]);
+    if (!parts || parts->size() != statement.targets.size())
+      return template_error("cannot take {} loop variables from {}", statement.targets.size(), chat::kind(item));
+    for (std::size_t i = 0; i < parts->size(); ++i) chat::set_entry(scopes_.back(), statement.targets[i], (*parts)[i]);
     return ok();
   }
 
-  // Opens a scope of variables, and closes it at the end of a loop, block or macro.
+  // A scope of variables for a loop, block or macro: opened by the constructor, closed by the destructor.
   struct Scope {
     explicit Scope(std::vector<Dict>& scopes) : scopes_(scopes) { scopes_.emplace_back(); }
     ~Scope() { scopes_.pop_back(); }
@@ -208,26 +214,26 @@ class Renderer {
     std::vector<Dict>& scopes_;
   };
 
-  Result<Flow> loop(const Statement& s) {
-    ECHO_ASSIGN(const Value iterable, eval(*s.expression));
+  Result<Flow> loop(const Statement& statement) {
+    ECHO_ASSIGN(const Value iterable, eval(*statement.expression));
     ECHO_ASSIGN(List items, items_of(iterable));
-    if (s.condition) {
+    if (statement.condition) {
       List matching;
       for (Value& item : items) {
         const Scope scope(scopes_);
-        ECHO_TRY(bind_targets(s, item));
-        ECHO_ASSIGN(const Value condition, eval(*s.condition));
+        ECHO_TRY(bind_targets(statement, item));
+        ECHO_ASSIGN(const Value condition, eval(*statement.condition));
         if (chat::is_truthy(condition)) matching.push_back(std::move(item));
       }
       items = std::move(matching);
     }
     if (items.empty()) {
       const Scope scope(scopes_);
-      return run(s.branches[1].body);
+      return run(statement.branches[1].body);
     }
     const auto length = static_cast<Integer>(items.size());
     for (Integer i = 0; i < length; ++i) {
-      ECHO_TRY(charge_step(s.line));
+      ECHO_TRY(charge_step(statement.line));
       const Scope scope(scopes_);
       const auto index = static_cast<std::size_t>(i);
       Dict loop_variables{{"index", {i + 1}},         {"index0", {i}},
@@ -237,13 +243,14 @@ class Renderer {
       if (i > 0) loop_variables.emplace_back("previtem", items[index - 1]);
       if (i + 1 < length) loop_variables.emplace_back("nextitem", items[index + 1]);
       chat::set_entry(scopes_.back(), "loop", chat::make_dict(std::move(loop_variables)));
-      ECHO_TRY(bind_targets(s, items[index]));
-      ECHO_ASSIGN(const Flow flow, run(s.branches[0].body));
+      ECHO_TRY(bind_targets(statement, items[index]));
+      ECHO_ASSIGN(const Flow flow, run(statement.branches[0].body));
       if (flow == Flow::kBreak) break;
     }
     return Flow::kNormal;
   }
 
+  // The variable of this name in the innermost scope that has one; null if there is none.
   const Value* lookup(std::string_view name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
       if (const Value* value = chat::find(*scope, name)) return value;
@@ -256,7 +263,7 @@ class Renderer {
     return text;
   }
 
-  // The values over which a loop runs: elements, keys or characters.
+  // The items of a value for a loop: the elements of a list, the keys of a mapping or the characters of a string.
   Result<List> items_of(const Value& value) {
     if (value.is_undefined()) return List();
     if (const List* list = value.list()) {
@@ -276,6 +283,7 @@ class Renderer {
     return template_error("cannot go through {}", chat::kind(value));
   }
 
+  // The value of the expression.
   Result<Value> eval(const Expression& e) {
     const DepthGuard depth_guard(depth_);
     ECHO_TRY(charge_step(e.line));
@@ -339,6 +347,7 @@ class Renderer {
     return template_error("unknown expression");
   }
 
+  // The values of the parts of `e` from index `first` on.
   Result<Arguments> evaluate_parts(const Expression& e, std::size_t first) {
     Arguments values;
     for (std::size_t i = first; i < e.parts.size(); ++i) {
@@ -348,6 +357,7 @@ class Renderer {
     return values;
   }
 
+  // object.name, object[index] and, below, object[begin:end:stride], by the rules of Jinja and Python.
   Result<Value> attribute(const Value& object, const std::string& name) const {
     if (object.is_undefined()) return template_error("cannot take '.{}' of {}", name, chat::kind(object));
     if (const Dict* dict = object.dict())
@@ -387,6 +397,7 @@ class Renderer {
     const Integer stride = bounds[2].value_or(1);
     if (stride == 0) return template_error("the step of a slice is 0");
     const Integer lowest = stride > 0 ? 0 : -1, highest = stride > 0 ? size : size - 1;
+    // Counts a negative bound from the end, and limits bounds to the list.
     const auto resolve = [&](std::optional<Integer> bound, Integer if_absent) {
       if (!bound) return if_absent;
       if (*bound < -size) return lowest;
@@ -417,46 +428,49 @@ class Renderer {
       ECHO_ASSIGN(const bool is_inside, contains(b, a));
       return Value{is_inside == (e.name == "in")};
     }
-    const auto *s = a.as<std::string>(), *t = b.as<std::string>();
+    const auto *a_text = a.as<std::string>(), *b_text = b.as<std::string>();
     if (e.name == "~") {
       ECHO_ASSIGN(const std::string left, text_of(a));
       ECHO_ASSIGN(const std::string right, text_of(b));
       return make_text(left + right);
     }
-    if (e.name == "+" && s && t) return make_text(*s + *t);
+    if (e.name == "+" && a_text && b_text) return make_text(*a_text + *b_text);
     if (e.name == "+" && a.list() && b.list()) {
       List concatenation = *a.list();
       concatenation.insert(concatenation.end(), b.list()->begin(), b.list()->end());
       ECHO_TRY(charge_bytes(concatenation.size() * sizeof(Value)));
       return chat::make_list(std::move(concatenation));
     }
-    if (s && t && (e.name.front() == '<' || e.name.front() == '>')) return Value{ordered(e.name, s->compare(*t), 0)};
+    if (a_text && b_text && (e.name.front() == '<' || e.name.front() == '>'))
+      return Value{ordered(e.name, a_text->compare(*b_text), 0)};
+    // Booleans are no numbers here, unlike in Python.
     const auto number = [](const Value& v) -> std::optional<double> {
       if (const auto* i = v.as<Integer>()) return static_cast<double>(*i);
       if (const auto* d = v.as<double>()) return *d;
       return std::nullopt;
     };
-    const auto x = number(a), y = number(b);
-    if (!x || !y) return template_error("cannot compute {} {} {}", chat::kind(a), e.name, chat::kind(b));
-    if (e.name.front() == '<' || e.name.front() == '>') return Value{ordered(e.name, *x, *y)};
-    if (e.name == "/" && *y != 0) return Value{*x / *y};
-    const auto *i = a.as<Integer>(), *j = b.as<Integer>();
-    if (!i || !j) {
-      if (e.name == "+") return Value{*x + *y};
-      if (e.name == "-") return Value{*x - *y};
-      if (e.name == "*") return Value{*x * *y};
+    const auto a_number = number(a), b_number = number(b);
+    if (!a_number || !b_number) return template_error("cannot compute {} {} {}", chat::kind(a), e.name, chat::kind(b));
+    if (e.name.front() == '<' || e.name.front() == '>') return Value{ordered(e.name, *a_number, *b_number)};
+    if (e.name == "/" && *b_number != 0) return Value{*a_number / *b_number};
+    const auto *a_integer = a.as<Integer>(), *b_integer = b.as<Integer>();
+    if (!a_integer || !b_integer) {
+      if (e.name == "+") return Value{*a_number + *b_number};
+      if (e.name == "-") return Value{*a_number - *b_number};
+      if (e.name == "*") return Value{*a_number * *b_number};
       return template_error("'{}' of floats is not implemented", e.name);
     }
     Integer result = 0;
     bool overflow = false;
-    if (e.name == "+") overflow = __builtin_add_overflow(*i, *j, &result);
-    if (e.name == "-") overflow = __builtin_sub_overflow(*i, *j, &result);
-    if (e.name == "*") overflow = __builtin_mul_overflow(*i, *j, &result);
+    if (e.name == "+") overflow = __builtin_add_overflow(*a_integer, *b_integer, &result);
+    if (e.name == "-") overflow = __builtin_sub_overflow(*a_integer, *b_integer, &result);
+    if (e.name == "*") overflow = __builtin_mul_overflow(*a_integer, *b_integer, &result);
     if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python
-      if (*j == 0) return template_error("division by zero");
-      if (*i == INT64_MIN && *j == -1) return template_error("integer overflow in '{}'", e.name);
-      const Integer remainder = *i % *j, round_down = remainder != 0 && (remainder < 0) != (*j < 0) ? 1 : 0;
-      result = e.name == "//" ? *i / *j - round_down : remainder + round_down * *j;
+      if (*b_integer == 0) return template_error("division by zero");
+      if (*a_integer == INT64_MIN && *b_integer == -1) return template_error("integer overflow in '{}'", e.name);
+      const Integer remainder = *a_integer % *b_integer,
+                    round_down = remainder != 0 && (remainder < 0) != (*b_integer < 0) ? 1 : 0;
+      result = e.name == "//" ? *a_integer / *b_integer - round_down : remainder + round_down * *b_integer;
     }
     if (overflow) return template_error("integer overflow in '{}'", e.name);
     return Value{result};
@@ -579,7 +593,7 @@ class Renderer {
                           count > 0 ? " with these arguments" : "", chat::kind(value));
   }
 
-  // map(attribute='NAME'), and selectattr or rejectattr('NAME'[, 'TEST'[, ARGUMENT]]).
+  // The filters map(attribute='NAME'), and selectattr or rejectattr('NAME'[, 'TEST'[, ARGUMENT]]).
   Result<Value> map_or_select(const Value& value, const Expression& e, const Arguments& arguments) {
     const bool is_map = e.name == "map";
     const bool are_keywords_known = is_map ? e.keywords == std::vector<std::string>{"attribute"} : e.keywords.empty();
@@ -642,7 +656,7 @@ class Renderer {
       Dict dict;
       for (std::size_t i = 0; i < arguments.size(); ++i) chat::set_entry(dict, e.keywords[i], arguments[i]);
       Value space = chat::make_dict(std::move(dict));
-      ECHO_TRY(check_nesting(space, 0, true));
+      ECHO_TRY(check_nesting(space, /*depth=*/0, /*inside_namespace=*/true));
       namespaces_.insert(space.dict());
       namespace_values_.push_back(space);
       return space;
@@ -660,7 +674,7 @@ class Renderer {
         name.substr(0, 40));
   }
 
-  // range(end), range(begin, end) and range(begin, end, step).
+  // Python's range(end), range(begin, end) or range(begin, end, step) as a list.
   Result<Value> range(const Arguments& arguments) {
     std::vector<Integer> numbers;
     for (const Value& argument : arguments)
@@ -679,7 +693,8 @@ class Renderer {
     return chat::make_list(std::move(items));
   }
 
-  // A macro sees its parameters and the variables of the template's outermost level. Its output is its value.
+  // Calls a macro; its output is the value of the call. It sees only its parameters and the template's outermost
+  // variables.
   Result<Value> call_macro(const Statement& macro, const Arguments& arguments,
                            const std::vector<std::string>& keywords) {
     const std::string& name = macro.targets.front();
@@ -770,6 +785,7 @@ class Renderer {
                           count > 0 ? " with these arguments" : "");
   }
 
+  // Python's str.split(). `separator` null: splits at white space.
   Result<Value> split(const std::string& text, const std::string* separator) {
     ECHO_TRY(charge_bytes(text.size()));
     List parts;
@@ -784,7 +800,7 @@ class Renderer {
     }
     std::string part;
     for (const std::string_view c : chat::characters(text)) {
-      if (!chat::strip(c, true, false).empty()) {
+      if (!chat::strip(c, /*left=*/true, /*right=*/false).empty()) {
         part += c;
       } else if (!part.empty()) {
         parts.push_back({std::move(part)});
@@ -810,12 +826,13 @@ class Renderer {
     return template_error("the method '{}' of a mapping is not implemented", name.substr(0, 40));
   }
 
-  std::vector<Dict> scopes_;  // variables, outermost first
+  std::vector<Dict> scopes_;  // variables, outermost scope first
   std::unordered_set<const Dict*> namespaces_;
-  std::vector<Value> namespace_values_;  // all namespaces, so that no address is reused
+  std::vector<Value> namespace_values_;  // keeps all namespaces alive, so that addresses in namespaces_ stay unique
   std::map<std::string, const Statement*, std::less<>> macros_;
   std::string out_;
-  std::size_t line_ = 0, steps_ = 0, bytes_ = 0, depth_ = 0;
+  std::size_t line_ = 0;  // of the current statement or expression, for messages
+  std::size_t steps_ = 0, bytes_ = 0, depth_ = 0;
 };
 
 }  // namespace
@@ -831,7 +848,7 @@ Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& message
                                          std::string_view variables_json) const {
   Dict variables;
   if (!variables_json.empty()) {
-    const auto json = nlohmann::ordered_json::parse(variables_json, nullptr, false);
+    const auto json = nlohmann::ordered_json::parse(variables_json, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object())
       return fail(Code::kInvalid, kErrorSource, "expected a JSON object of variables, found {}",
                   variables_json.substr(0, 80));

@@ -4,11 +4,12 @@
 // - tags: if, elif, else; for with else, if, break, continue and loop; set; macro; generation, which prints its body;
 // - white-space control and comments;
 // - literals, attributes, indices, slices, arithmetic, comparisons, in, and, or, not, a if b else c, ~;
-// - namespace(), range(), raise_exception(), which is an error, and the tests, filters and methods named in
-//   chat_template.cpp.
-// A prompt must be the same everywhere and at any time. So strftime_now() formats the date of the variable strftime_now
-// ("YYYY-MM-DD"), and is undefined without it. Any other construct is an error that names it and its line: a tag when
-// the template is parsed, the rest when it is evaluated.
+// - namespace(), range(), raise_exception(), whose call is an error, and the tests, filters and methods named in
+//   chat_template.cpp;
+// - strftime_now(), which formats the date in the variable strftime_now ("YYYY-MM-DD"), and is an error without it. The
+//   present date is not used, because a prompt must be the same everywhere and at any time.
+// Any other construct is an error that names it and its line: a tag when the template is parsed, the rest when it is
+// evaluated.
 #pragma once
 #include <memory>
 #include <string>
@@ -25,8 +26,8 @@ class ChatTemplate {
  public:
   static Result<ChatTemplate> parse(std::string_view text);
 
-  // The text of a conversation, with the start of the answer if `add_generation_prompt`. `variables_json`: an object of
-  // further variables, such as bos_token or enable_thinking ("": none). kInvalid for a mistake in the template,
+  // The text of a conversation, with the start of the answer if `add_generation_prompt`. `variables_json` is an object
+  // of further variables, such as bos_token or enable_thinking, or "" for none. kInvalid for a mistake in the template,
   // kExhausted if it takes too many steps or too much memory.
   Result<std::string> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt,
                              std::string_view variables_json) const;

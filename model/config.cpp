@@ -23,10 +23,12 @@ Error config_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, kErrorSource, format, std::forward<Args>(args)...);
 }
 
-// Reads fields of one JSON object and keeps the first error. A missing optional field leaves `out` unchanged.
+// Reads fields of one JSON object and keeps the first error. A missing or null field that is not required leaves `out`
+// unchanged.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}
+  // Null if the field is missing or null.
   const json* get(const char* name) const {
     const auto it = object_.find(name);
     return it == object_.end() || it->is_null() ? nullptr : &*it;
@@ -35,7 +37,7 @@ class Fields {
     const json* value = get(name);
     if (!value) {
       if (required) record_error(config_error("'{}' is missing, expected an integer", name));
-    } else if (!value->is_number_integer() ||  // the limit keeps unsigned values within std::int64_t
+    } else if (!value->is_number_integer() ||  // unsigned values up to the limit fit in std::int64_t
                (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62)) {
       record_error(config_error("'{}' is {}, expected an integer", name, value->dump()));
     } else {
@@ -75,23 +77,24 @@ Result<Token> token_of(const char* name, const json& value) {
   return value.get<Token>();
 }
 
+// The implemented families, with the names of their classes in transformers, which config.json calls architectures.
 constexpr std::pair<Family, const char*> kFamilies[] = {{Family::kQwen3, "Qwen3ForCausalLM"},
                                                         {Family::kQwen2, "Qwen2ForCausalLM"},
                                                         {Family::kLlama, "LlamaForCausalLM"},
                                                         {Family::kMistral, "MistralForCausalLM"}};
 
-// Fields of families that are not implemented, with the value that leaves the arithmetic unchanged. A model derived
-// from an implemented family may add them and keep its model_type.
+// Factors that are not implemented, with the value that leaves the arithmetic unchanged. They are checked because a
+// model derived from an implemented family may add them and keep its model_type.
 constexpr std::pair<const char*, double> kNeutralFactors[] = {
     {"partial_rotary_factor", 1}, {"logits_scaling", 1},       {"logit_scale", 1},
     {"residual_multiplier", 1},   {"embedding_multiplier", 1}, {"attention_multiplier", 1}};
-// Fields that change the arithmetic with any value.
+// Fields that are not implemented and change the arithmetic with any value.
 constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping",
                                          "query_pre_attn_scalar",   "clip_qkv",
                                          "no_rope_layers",          "num_experts",
                                          "num_local_experts",       "n_routed_experts"};
 
-// Refuses arithmetic that is not implemented.
+// Fails if a field asks for arithmetic that is not implemented.
 Status check_arithmetic(const Fields& fields) {
   for (const auto& [name, neutral] : kNeutralFactors)
     if (const json* value = fields.get(name); value && *value != neutral)
@@ -129,12 +132,13 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
         "'quantization_config' is {}, expected none: quantised weights are not implemented",
         quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
   ECHO_TRY(check_arithmetic(fields));
-  bool bias = false, uses_sliding_window = false, mlp_bias = false;
+  bool attention_bias = false, uses_sliding_window = false, mlp_bias = false;
   fields.read_boolean("mlp_bias", mlp_bias);
-  if (config.family != Family::kQwen2) fields.read_boolean("attention_bias", bias);
+  if (config.family != Family::kQwen2) fields.read_boolean("attention_bias", attention_bias);
   fields.read_boolean("use_sliding_window", uses_sliding_window);
   ECHO_TRY(fields.status());
-  if (bias) return config_error("'attention_bias' is true, expected false: biases of this family are not implemented");
+  if (attention_bias)
+    return config_error("'attention_bias' is true, expected false: biases of this family are not implemented");
   if (mlp_bias) return config_error("'mlp_bias' is true, expected false: biases of the MLP are not implemented");
   if (uses_sliding_window)
     return config_error("'use_sliding_window' is true, expected false: sliding windows are not implemented");
@@ -147,12 +151,12 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
   return ok();
 }
 
-// Reads 'rope_scaling', or 'rope_parameters' of newer exports.
+// Reads the scaling from `object`, which is the field 'rope_scaling' or, in newer files, 'rope_parameters'.
 Result<std::optional<RopeScaling>> read_rope_scaling(const char* name, const json& object) {
   if (!object.is_object()) return config_error("'{}' is {}, expected an object", name, object.dump());
   Fields fields(object);
   const json* type = fields.get("rope_type");
-  if (!type) type = fields.get("type");  // older exports
+  if (!type) type = fields.get("type");  // the name in older files
   if (!type || *type == "default") return std::optional<RopeScaling>();
   if (*type != "llama3")
     return config_error("'{}.rope_type' is {}, expected \"default\" or \"llama3\": other scalings are not implemented",
@@ -182,6 +186,7 @@ Status read_special_tokens(const Fields& fields, ModelConfig& config) {
   return ok();
 }
 
+// Reads a model that this program can compute; an error for any other.
 Result<ModelConfig> read_computable(const json& root) {
   Fields fields(root);
   ModelConfig config;
@@ -197,7 +202,7 @@ Result<ModelConfig> read_computable(const json& root) {
   if (config.family != Family::kQwen3 && config.heads > 0) config.head_dim = config.hidden_size / config.heads;
   fields.read_integer("head_dim", config.head_dim, /*required=*/false);
   fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
-  // Only Mistral's window is on by default; Qwen's must be turned on by 'use_sliding_window', checked above.
+  // Mistral's window is on by default. Qwen's must be turned on by 'use_sliding_window', which is checked above.
   std::int64_t window = config.positions_max;
   if (config.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
   if (window < config.positions_max)
@@ -209,7 +214,7 @@ Result<ModelConfig> read_computable(const json& root) {
   fields.read_number("rope_theta", config.rope_theta);
   fields.read_number("initializer_range", config.initializer_range);
   fields.read_boolean("tie_word_embeddings", config.tie_embeddings);
-  // Newer exports nest the rotary settings.
+  // Newer files have the rotary settings in an object.
   if (const json* rope = fields.get("rope_parameters")) {
     if (!rope->is_object()) return config_error("'rope_parameters' is {}, expected an object", rope->dump());
     Fields nested(*rope);
@@ -226,8 +231,8 @@ Result<ModelConfig> read_computable(const json& root) {
   return config;
 }
 
-// Reads the fields that a run needs of a model that this program only carries. Sizes that only memory estimates need
-// are optional.
+// Reads a model that this program only carries: the fields that a run needs. Sizes are optional if only memory
+// estimates use them. `text` is the whole file, `reason` why the model cannot be computed.
 Result<ModelConfig> read_carried(const json& root, std::string_view text, std::string reason) {
   Fields outer(root);
   // Models for text and images keep the decoder's shape in an object of its own.
@@ -238,7 +243,7 @@ Result<ModelConfig> read_carried(const json& root, std::string_view text, std::s
   config.source_json = text;
   config.reason_not_computable = std::move(reason);
   const auto read = [&](const char* name, std::int64_t& out, bool required) {
-    const bool is_only_outer = !fields.get(name) && outer.get(name);  // at the top, not in 'text_config'
+    const bool is_only_outer = !fields.get(name) && outer.get(name);  // outside of 'text_config'
     (is_only_outer ? outer : fields).read_integer(name, out, required);
   };
   constexpr bool kRequired = true, kOptional = false;
@@ -349,7 +354,7 @@ std::string ModelConfig::to_json() const {
       {"torch_dtype", "bfloat16"},
       {"use_cache", true},
   };
-  if (family == Family::kMistral) j["sliding_window"] = nullptr;  // transformers' default is a window
+  if (family == Family::kMistral) j["sliding_window"] = nullptr;  // without the field, transformers sets a window
   if (rope_scaling)
     j["rope_scaling"] = {{"rope_type", "llama3"},
                          {"factor", rope_scaling->factor},
@@ -428,7 +433,8 @@ std::uint64_t ModelConfig::adapter_parameters() const {
 }
 
 MemoryEstimate memory_estimate(const ModelConfig& config) {
-  // Bytes per parameter: bf16; and if trained, also gradient (bf16), master and two moments (fp32).
+  // Bytes per parameter: the weight in bf16; for a trained one also its gradient in bf16, and the master and two
+  // moments in fp32.
   constexpr std::uint64_t kPolicyBytes = 2, kTrainedBytes = 2 + 4 + 8;
   const std::uint64_t parameters = config.parameters() + config.adapter_parameters();
   const std::uint64_t trained = config.adapter ? config.adapter_parameters() : parameters;
@@ -440,7 +446,7 @@ MemoryEstimate memory_estimate(const ModelConfig& config) {
 
 namespace {
 
-constexpr std::int64_t kAddedTokens = 3;  // <|endoftext|> and the two marks of a chat
+constexpr std::int64_t kAddedTokens = 3;  // <|endoftext|>, <|im_start|> and <|im_end|>
 
 ModelConfig config_of_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
                             std::int64_t kv_heads) {
@@ -463,7 +469,7 @@ ModelConfig with_characters(ModelConfig config) {
   return config;
 }
 
-// Narrow heads, and weights large enough for a short warm start to work.
+// The smallest shape: narrow heads, and initial weights large enough that a short warm start suffices.
 ModelConfig tiny_64() {
   ModelConfig config = with_characters(config_of_shape(64, 192, 3, 4, 2));
   config.head_dim = 16;
@@ -479,6 +485,7 @@ ModelConfig with_bytes(ModelConfig config) {
   return config;
 }
 
+// Adds the vocabulary and other settings of the Qwen3 presets.
 ModelConfig as_qwen3(ModelConfig config, bool tied) {
   config.vocab_size = 151936;
   config.eos = {151645};
@@ -515,7 +522,7 @@ ModelConfig llama_3_2_1b() {
 }
 
 const std::vector<std::pair<std::string, ModelConfig>>& presets() {
-  // config_of_shape(hidden, intermediate, layers, heads, kv_heads)
+  // The arguments are config_of_shape(hidden, intermediate, layers, heads, kv_heads).
   static const std::vector<std::pair<std::string, ModelConfig>> all = {
       {"tiny-64", tiny_64()},
       {"tiny-128", with_characters(config_of_shape(128, 384, 2, 4, 2))},

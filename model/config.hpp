@@ -17,16 +17,18 @@ namespace echoline::model {
 // Index into the vocabulary.
 using Token = std::int32_t;
 
-// kCarried: another family, or one of these with a feature that is not implemented. This program transports its
-// policies, which are tensors of any names and types; an external trainer makes them and an inference server uses them.
+// kCarried: another family, or one of these with a feature that is not implemented. This program only transports the
+// policies of such a model, which may have tensors of any names and types. An external trainer makes them, and an
+// inference server generates with them.
 enum class Family { kQwen3, kQwen2, kLlama, kMistral, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
-// The models that a caller accepts: kCompute only those that can be computed here, kCarry also those only carried.
+// The models that a caller accepts: kCompute only models that this program can compute, kCarry also Family::kCarried.
 enum class ModelUse { kCompute, kCarry };
 
-// Extends rotary positions beyond the length of pretraining, as Llama 3 does: divides slow rotations by `factor`, keeps
-// fast ones, and interpolates between them.
+// Extends rotary positions beyond the length of pretraining, as Llama 3 does: divides the frequency of slow rotations
+// by `factor`, keeps fast rotations, and interpolates between them. A rotation is slow if it makes fewer than
+// low_freq_factor turns within original_positions, and fast if it makes more than high_freq_factor.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   std::int64_t original_positions = 8192;
@@ -47,7 +49,7 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
-  double initializer_range = 0.02;       // standard deviation of fresh weights
+  double initializer_range = 0.02;       // standard deviation of initial weights
   bool tie_embeddings = false;           // tie_word_embeddings: lm_head is embed_tokens
   std::vector<Token> eos;                // eos_token_id, one or several: tokens that end a text
   std::optional<Token> bos;              // bos_token_id: the token that begins a text
@@ -63,13 +65,12 @@ struct ModelConfig {
 
   // Parses and validates config.json. kInvalid names the field: an unknown model_type, a rope_scaling or a bias that is
   // not implemented, a missing or invalid number. With kCarry, a model that is not implemented becomes
-  // Family::kCarried. Then only 'vocab_size' and 'max_position_embeddings' are required, at the top or in
-  // 'text_config'.
+  // Family::kCarried instead. It only needs 'vocab_size' and 'max_position_embeddings', at the top or in 'text_config'.
   static Result<ModelConfig> from_json(std::string_view text, ModelUse use = ModelUse::kCompute);
-  // The config.json of a directory, and its adapter_config.json if there is one. For Family::kCarried also sums up the
-  // sizes of its weights, whose headers it reads.
+  // Reads the config.json of a directory, and its adapter_config.json if there is one. For Family::kCarried, also reads
+  // the headers of the weights and sums up their sizes.
   static Result<ModelConfig> from_folder(const std::filesystem::path& folder, ModelUse use = ModelUse::kCompute);
-  // Such as "qwen3 of 596049920 parameters".
+  // A text such as "qwen3 of 596049920 parameters".
   std::string summary() const;
   // kInvalid, with the reason, for Family::kCarried.
   Status check_computable() const;
@@ -92,7 +93,7 @@ struct MemoryEstimate {
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);
 
-// The shape called `name`. tiny-64, tiny-128 and tiny-256 are for two CPU cores and have the vocabulary of
+// The preset called `name`. tiny-64, tiny-128 and tiny-256 are for two CPU cores and have the vocabulary of
 // Tokenizer::characters(kCharacterAlphabet). bytes-64 and bytes-256 take any text of a few thousand bytes, with
 // Tokenizer::bytes(). Others: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen2.5-0.5b, llama-3.2-1b. kInvalid lists
 // the names.

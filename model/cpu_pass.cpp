@@ -13,7 +13,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kFewRows = 32;       // with more rows and fp32 weights, the BLAS is faster
+constexpr std::int64_t kFewRows = 32;       // with more rows and fp32 weights, libtorch's BLAS is faster
 constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that justify another thread
 constexpr std::int64_t kColumns = 16;       // columns of a product that one thread computes together
 constexpr std::int64_t kPackedRows = 16;    // rows of activations that are packed together
@@ -25,8 +25,8 @@ std::int64_t items_per_thread_min(std::int64_t work_min, std::int64_t item_work)
 
 bool is_bf16(const Tensor& weight) { return weight.scalar_type() == torch::kBFloat16; }
 
-// x in the order in which the kernels' product with `weight` reads it: x itself for fp32 weights, and for bf16 weights
-// a copy in `buffer`.
+// x in the order in which the kernels' product with `weight` reads it: x itself for an fp32 weight, a packed copy in
+// `buffer` for a bf16 weight.
 const float* in_kernel_order(const Tensor& x, const Tensor& weight, Tensor& buffer) {
   if (!is_bf16(weight)) return x.data_ptr<float>();
   const std::int64_t rows = x.size(0), in = x.size(1), floats = kernels().packed_floats(rows, in);
@@ -40,8 +40,8 @@ const float* in_kernel_order(const Tensor& x, const Tensor& weight, Tensor& buff
   return buffer.data_ptr<float>();
 }
 
-// The kernels' y = x weight^T or, with `add`, y += x weight^T. x [rows, in] is from in_kernel_order(). Rows of y are
-// `stride` floats apart.
+// Computes y = x weight^T or, with `add`, y += x weight^T by the kernels. x [rows, in] is from in_kernel_order(). Rows
+// of y are `stride` floats apart.
 void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, std::int64_t stride, bool add) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
   const Kernels& kernel_set = kernels();
@@ -57,8 +57,9 @@ void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y,
                });
 }
 
-// y = x weight^T or, with `add`, y += x weight^T, for each pair of a weight and y. x and y are fp32. All are
-// contiguous, except that rows of y may have a gap between them.
+// Computes y = x weight^T or, with `add`, y += x weight^T, for each pair of a weight and y, by the kernels or by
+// libtorch. x and y are fp32. All are contiguous, except that rows of y may have a gap between them. The weights have
+// one type.
 void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, const Tensor*>> products, bool add,
               Tensor& buffer) {
   const float* packed_x = nullptr;
@@ -74,7 +75,7 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
   }
 }
 
-// y += scale * B (A x). Does nothing without an adapter.
+// Adds the product of an adapter, scale * B (A x), to y. Does nothing if `low` is undefined.
 void add_low_rank(const Tensor& x, const Transformer::Layer::LowRank& low, const Tensor& y, Tensor& buffer) {
   if (!low) return;
   const Tensor inner = torch::empty({x.size(0), low.a.size(0)}, x.options());
@@ -83,15 +84,15 @@ void add_low_rank(const Tensor& x, const Transformer::Layer::LowRank& low, const
   multiply(inner, {{&low.b, &y}}, /*add=*/true, buffer);
 }
 
-// A vector of weights as fp32, null if undefined; `buffer` holds a converted copy.
+// The values of a vector of weights as fp32, in memory that `buffer` keeps; null if `weight` is undefined.
 const float* as_fp32(const Tensor& weight, Tensor& buffer) {
   if (!weight.defined()) return nullptr;
   buffer = weight.to(torch::kFloat);
   return buffer.data_ptr<float>();
 }
 
-// Runs `run_row` for each row, which takes `row_work` multiplications. The work is bound by memory, so a sixteenth of
-// the usual multiplications justifies a thread.
+// Calls run_row(row) for each row, which takes `row_work` multiplications. Memory limits the speed of this work, so a
+// sixteenth of the usual multiplications justifies another thread.
 template <class Work>
 void parallel_for_each_row(std::int64_t rows, std::int64_t row_work, const Work& run_row) {
   parallel_for(rows, items_per_thread_min(kWorkMin / 16, row_work), [&](std::int64_t begin, std::int64_t end) {
@@ -118,7 +119,7 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
               std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
-  const std::int64_t positions = cos.numel() / dim;  // `rows`, or `tokens`: then each sequence reads the same ones
+  const std::int64_t positions = cos.numel() / dim;  // rows of cos: `rows`, or `tokens` if all sequences share them
   const Kernels& kernel = kernels();
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const Tensor normed = torch::empty({rows, hidden}, x.options()), qkv = torch::empty({rows, width}, x.options());

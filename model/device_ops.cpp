@@ -7,7 +7,8 @@
 
 #include "model/cuda/training_device.hpp"
 
-// Flash attention over segments with aligned last queries and keys, and bf16 products with fp32 sums.
+// Releases of libtorch with flash attention that aligns a segment's last query with its last key, and with bf16
+// products that return fp32.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8)
 #define ECHOLINE_FLASH_ATTENTION 1
 #endif
@@ -20,11 +21,12 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// Bytes of logits in memory at a time. Each part reads and writes the sum of the weight's gradient once more.
+// Logits are computed for parts of the rows, each of at most this many bytes of logits. Smaller parts would take
+// longer, because each part reads and writes the whole sum of the weight's gradient.
 constexpr std::int64_t kLogitBytes = std::int64_t{1} << 29;
-constexpr std::int64_t kLogitRows = 256;  // parts are multiples of it, because products are computed in tiles
+constexpr std::int64_t kLogitRows = 256;  // rows of a part are a multiple of it, because products are computed in tiles
 
-// A slope is a gradient, in all names below.
+// In all names below, a slope is the gradient of the loss with respect to a value.
 struct NormAndSum : torch::autograd::Function<NormAndSum> {
   // `addend` is empty if there is none, because a Function takes no undefined tensors.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& addend, const Tensor& weight,
@@ -61,7 +63,7 @@ struct GatedOnDevice : torch::autograd::Function<GatedOnDevice> {
   }
 };
 
-// `both`: [rows, 2 width], gate and up side by side.
+// See joint_gated(). `both` is [rows, 2 width], gate and up side by side.
 struct JointGated : torch::autograd::Function<JointGated> {
   static Tensor half(const Tensor& both, std::int64_t index) {
     const std::int64_t width = both.size(1) / 2;
@@ -82,6 +84,7 @@ struct JointGated : torch::autograd::Function<JointGated> {
   }
 };
 
+// x[rows], for rows without repetition, so that the gradient can be copied instead of added.
 struct SelectedRows : torch::autograd::Function<SelectedRows> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& rows) {
     context->save_for_backward({rows});
@@ -106,9 +109,10 @@ training::RotationParameters rotation_parameters_of(const Rotation& rotation) {
           .eps = rotation.eps};
 }
 
-// An empty tensor for an undefined norm, because a Function takes no undefined tensors.
+// An empty tensor if `norm` is undefined, because a Function takes no undefined tensors.
 Tensor or_empty(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
 
+// Saves the numbers of a Rotation. saved_rotation_parameters() reads them again.
 void save_heads(AutogradContext* context, const Rotation& rotation) {
   context->saved_data["heads"] = rotation.heads;
   context->saved_data["kv_heads"] = rotation.kv_heads;
@@ -148,13 +152,13 @@ struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
 };
 
 #ifdef ECHOLINE_FLASH_ATTENTION
-// Saved for the gradient: qkv before the rotation, the result of attention, and the logarithms of its sums. The
-// backward pass computes the rotated heads and gathered keys again.
+// See attend_on_device(). To save memory, only qkv before the rotation, the result of attention and the logarithms of
+// the softmax's denominators are kept. The backward pass computes the rotated heads and gathered keys again.
 struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
   struct Operands {
     Tensor q, k, v;
   };
-  // Places of the saved tensors.
+  // Indices of the tensors saved for the backward pass.
   enum Saved : std::size_t {
     kQkv,
     kQNorm,
@@ -171,8 +175,9 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
     kCopiesFirst,
     kCopies
   };
-  // For the gradients, keys and values are repeated for every query head. libtorch would otherwise create gradients of
-  // that size and sum them in bf16.
+  // The rotated queries, and the rotated keys and values of `rows`. With `repeated`, each of these keys and values is
+  // repeated for every query head that uses it. The backward pass needs that, because libtorch would otherwise make
+  // gradients of the repeated size itself and sum them in bf16.
   static Operands operands(const Tensor& qkv, const training::RotationParameters& rotation_parameters,
                            const Tensor& rows, bool repeated) {
     const Tensor rotated = training::rotate(qkv, rotation_parameters);
@@ -222,12 +227,13 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
   }
 };
 
+// See linear_scores(). Computes logits for some rows at a time, and again in the backward pass.
 struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
   static std::int64_t rows_max(const Tensor& hidden, const Tensor& weight) {
     const std::int64_t rows = kLogitBytes / (weight.size(0) * static_cast<std::int64_t>(hidden.element_size()));
     return std::max(kLogitRows, rows / kLogitRows * kLogitRows);
   }
-  // Calls f(begin, count) for parts of equal size; the last may be smaller.
+  // Calls f(begin, count) for parts of the rows. They have equal sizes, except that the last may be smaller.
   template <class F>
   static void for_each_part(const Tensor& hidden, const Tensor& weight, const F& f) {
     const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
@@ -352,7 +358,8 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
       if (segment[segment_index].prefix >= 0) add(segment[segment[segment_index].prefix]);
       add(segment[segment_index]);
     }
-    // A counting sort of the keys by their tokens.
+    // Lists the keys that are copies of each token, by a counting sort. A token of a prefix is a key of several
+    // segments.
     auto* const first_copy = copies_first.data_ptr<std::int32_t>();
     std::fill(first_copy, first_copy + tokens + 1, 0);
     for (std::int64_t i = 0; i < keys; ++i) ++first_copy[row[i] + 1];

@@ -1,20 +1,21 @@
-// The parts of a training pass on a GPU, with their gradients, that have kernels of their own
-// (model/cuda/training_device) or use libtorch's flash attention. Private to model/.
+// Operations of a training pass on a GPU, with their gradients. They use our kernels (model/cuda/training_device) or
+// libtorch's flash attention. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 #include "model/training_ops.hpp"
 
 namespace echoline::model {
 
-// As in model/training_ops, for tensors x for which training::kernels_support(x) holds.
+// As rms_norm() and gated() of model/training_ops, for tensors for which training::kernels_support() holds.
 torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
 
-// Returns the norm of the sum x + addend (of x if `addend` is undefined), and the sum itself. On a GPU, that is one
-// kernel, and one for the gradients; elsewhere rms_norm() of model/training_ops and an addition.
+// Returns the normalised sum x + addend, and the sum itself; if `addend` is undefined, the sum is x. On a GPU, this
+// takes one kernel, and one for the gradients; elsewhere an addition and rms_norm() of model/training_ops.
 std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, const torch::Tensor& addend,
                                                      const torch::Tensor& weight, double eps);
-// silu(x gate^T) * x up^T. `gate` and `up` are views of `joint_weight` and the parameters that receive the gradient.
+// silu(x gate^T) * x up^T, computed with one product. `gate` and `up` are views of `joint_weight`, whose gradient goes
+// to these two parameters.
 torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& joint_weight, const torch::Tensor& gate,
                           const torch::Tensor& up);
 bool supports_joint_gated(const torch::Tensor& x, const torch::Tensor& joint_weight);
@@ -22,26 +23,27 @@ bool supports_joint_gated(const torch::Tensor& x, const torch::Tensor& joint_wei
 bool supports_rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 
-// x[rows]; rows: int64 without repetition.
+// x[rows], for `rows` int64 without repetition.
 torch::Tensor select_rows(const torch::Tensor& x, const torch::Tensor& rows);
 
-// The keys that each segment sees, for attention over all segments in one call. A segment's keys are those of its
-// prefix followed by its own. Its last query sees all of them, the query before it all but the last, and so on.
+// The keys that each segment (model/segment.hpp) attends to, for attention over all segments in one call. A segment's
+// keys are those of its prefix followed by its own. Its last query sees all of them, the query before it all but the
+// last, and so on.
 struct AttentionPlan {
-  torch::Tensor queries_first, keys_first;  // int32 [segments + 1]: each segment's first query and key; then the end
-  std::int64_t queries_max = 0, keys_max = 0;
+  torch::Tensor queries_first, keys_first;     // int32 [segments + 1]: each segment's first query and key; then the end
+  std::int64_t queries_max = 0, keys_max = 0;  // of a segment
   torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined if the keys are the tokens
   torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined like `rows`
 };
-// With `gathers`, `rows` is defined even if every segment's keys are its own tokens.
+// Makes the plan for segments as in pack(). With `gathers`, `rows` is defined even if no segment has a prefix.
 AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
 
-// Requires bf16, and a libtorch with flash attention.
+// Whether attend_on_device() can be used, which requires bf16 and a libtorch with flash attention.
 bool supports_attend_on_device(const torch::Tensor& qkv, const Rotation& rotation);
-// Rotation and attention: qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads * dim].
+// Applies norm, rotation and attention: qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads * dim].
 torch::Tensor attend_on_device(const torch::Tensor& qkv, const Rotation& rotation, const AttentionPlan& plan);
 
-// Like linear_scores() of model/training_ops.
+// linear_scores_on_device() has the result of linear_scores() of model/training_ops.
 bool supports_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight);
 LinearScores linear_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight,
                                      const torch::Tensor& targets, double temperature);

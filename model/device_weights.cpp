@@ -12,12 +12,12 @@
 namespace echoline::model {
 namespace {
 
-// Waits for libtorch's kernels, which run in other queues.
+// Waits for libtorch's kernels, because they run in other streams than delta::cuda::Device's.
 void wait_for(const Transformer& model) {
   if (model.device().is_cuda()) torch::cuda::synchronize(model.device().index());
 }
 
-// The weights in place, as tensors of a policy.
+// A policy whose tensors are views of the model's own weights.
 Result<delta::StateView> view_of(const Transformer& model) {
   ECHO_ASSIGN(delta::StateView view, policy_layout(model.config()));
   const auto parameters = model.named_parameters();

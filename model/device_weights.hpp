@@ -20,25 +20,25 @@ class DeviceWeights {
   // libtorch must copy the weights. `threads`: number of host threads that check and copy changes; 0: one per
   // processor.
   static std::optional<DeviceWeights> of(std::shared_ptr<Transformer> model, unsigned threads = 0);
-  // `model` has bf16 weights in the memory of `device`.
+  // As of(), on a device that is already open and holds the model's weights, in bf16.
   static Result<DeviceWeights> attach(std::shared_ptr<Transformer> model, delta::cuda::Device device);
 
-  // For trainers: the weights as a policy, in pinned memory that is reused after the policy is released. At the
-  // densities of training, copying all weights is faster than writing the changes into another policy.
+  // For trainers: a copy of the weights as a policy, in pinned memory that is reused after the policy is released. All
+  // weights are copied, because a training step changes so many that writing only the changes would take longer.
   Result<delta::SharedState> policy();
   // Whether all weights are finite, computed on the device. Also false if only their squares are too large.
   bool all_finite() const;
 
-  // For generators: writes `written` (from delta::IncomingDelta) to the weights and verifies that they then have the
-  // expected digest. On failure the weights are unchanged, or the device has failed.
+  // For generators: applies the changes `written` (from delta::IncomingDelta) to the weights and verifies that the
+  // result has the expected digest. After an error the weights are unchanged, unless the device has failed.
   Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& expected_digest);
-  // Call after other code has written all weights. This also repairs an incomplete change.
+  // Must be called after other code has written all weights. Also ends the failed state after an incomplete apply().
   Status on_weights_replaced();
 
  private:
   // Memory of released policies, for the next ones. Any thread may release a policy.
   struct ReleasedPolicies {
-    static constexpr std::size_t kPoliciesMax = 2;  // one is published while another is made
+    static constexpr std::size_t kPoliciesMax = 2;  // because one is published while the next is made
     std::mutex mutex;
     std::vector<delta::OwnedState> policies;
   };

@@ -33,8 +33,8 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
     ECHO_TRY(store_results(batch.step()));
     if (!interrupted || batch.running() + batch.waiting() == 0) continue;
     if (interrupted()) ECHO_TRY(store_results(batch.interrupt()));
-    // interrupted() may have loaded other weights, so later rows must not share keys and values of earlier prompts.
-    // Every call prevents that, whatever the version.
+    // interrupted() may have loaded other weights, so later prompts must not reuse the keys and values of earlier ones.
+    // Any call of set_weights_version() prevents that, even with the same version.
     batch.set_weights_version(0);
   }
   return out;

@@ -9,10 +9,10 @@
 namespace echoline::model {
 
 // Samples one continuation per prompt, in order. Prompts may differ in length (none empty). Equal prompts are prefilled
-// (run through the model) once and continued independently. `interrupted` is called between tokens: true ends
-// unfinished rows with their tokens so far. It may also load new weights into the model, which count from the next
-// token on. kInvalid: see check_request(). kCorrupt: logits that are not finite. kExhausted: out of memory even for one
-// row. kInternal: other exceptions of libtorch.
+// (run through the model) once and continued independently. `interrupted` is called between tokens. If it returns true,
+// unfinished continuations end with their tokens so far. It may also load new weights into the model, which are used
+// from the next token on. kInvalid: see check_request(). kCorrupt: logits are not finite. kExhausted: memory does not
+// suffice even for one continuation. kInternal: other exceptions of libtorch.
 Result<std::vector<Generation>> generate(Transformer& model, const std::vector<std::vector<Token>>& prompts,
                                          const Sampling& sampling, const std::function<bool()>& interrupted = {});
 

@@ -7,14 +7,14 @@
 
 namespace echoline::model {
 
-// How to sample the tokens of one sequence. top_k, top_p and min_p leave out tokens, in this order, but never the most
-// likely one. For top_p, the tokens that top_k has kept have the total probability 1.
+// How to sample the tokens of one sequence. top_k, top_p and min_p exclude tokens, in this order, but never the most
+// likely one. top_p applies to the probabilities of the tokens that top_k has kept, scaled to a sum of 1.
 struct Sampling {
   double temperature = 1.0;      // 0: greedy
   double top_p = 1.0;            // (0, 1]: keep the fewest most likely tokens with this total probability
   std::int64_t top_k = 0;        // keep this many most likely tokens; 0: all
   double min_p = 0;              // [0, 1]: keep tokens at least this fraction as likely as the most likely one
-  std::int64_t tokens_max = 64;  // includes the ending token
+  std::int64_t tokens_max = 64;  // of the response, with its ending token
   std::vector<Token> eos = {};   // tokens that end the sequence; none: only tokens_max ends it
   // Equal prompts, sampling and weights give equal tokens, independently of other rows (except for the rounding of
   // logits, which may depend on the number of rows in a product).
@@ -30,15 +30,17 @@ enum class Finish {
 
 struct Generation {
   std::vector<Token> tokens;  // without the prompt; the ending token is the last
-  // Per token: log softmax(logits / temperature) in nats, over the whole vocabulary (temperature 0: temperature 1). It
-  // is deliberately not renormalised if tokens were left out. The learner scores the same full distribution, so the
-  // importance ratio is exactly 1 for an unchanged policy and measures only the change of weights. Renormalisation
-  // would shift every ratio by the kept probability, which the learner cannot recompute.
+  // Per token: log softmax(logits / temperature) in nats, over the whole vocabulary; for temperature 0, at
+  // temperature 1. It is deliberately not renormalised over the tokens that top_k, top_p and min_p keep. The learner
+  // scores the same full distribution, so the importance ratio is exactly 1 for an unchanged policy and measures only
+  // the change of weights. Renormalisation would shift every ratio by the kept probability, which the learner cannot
+  // recompute.
   std::vector<float> logprobs;
   Finish finish = Finish::kLength;
 };
 
-// kInvalid: an empty prompt, an id outside the vocabulary, sampling out of range, or more than positions_max tokens.
+// kInvalid: the prompt is empty or has an id outside the vocabulary, a sampling parameter is out of range, or prompt
+// and tokens_max together exceed the model's positions.
 Status check_request(const ModelConfig& config, const std::vector<Token>& prompt, const Sampling& sampling);
 
 }  // namespace echoline::model

@@ -20,8 +20,8 @@ namespace {
 // Requests AMX, which a process must do once. Returns whether the processor has AMX for bf16 and the operating system
 // permits it.
 bool request_amx() {
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;      // of cpuid 7.0, edx
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;      // flags in edx of the CPUID leaf 7
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux's ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kBf16) == 0 || (edx & kTiles) == 0) return false;
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -1,4 +1,4 @@
-// The body of a set of kernels; the including file defines the number of floats per register (kLanes: 4, 8 or 16).
+// The functions of a set of kernels. The including file defines kLanes, the number of floats per register: 4, 8 or 16.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -20,6 +20,7 @@ inline Vector load(const T* from) {
   return vector;
 }
 
+// The sums of neighbouring lanes: those of a, then those of b.
 template <std::size_t... I>
 inline Floats pair_sums(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
@@ -34,13 +35,13 @@ inline Floats lane_sums(Floats (&sums)[Count]) {
   return sums[0];
 }
 
-// Multiplies R rows of x by C rows of weights; R * C is at most the number of lanes. Each weight is read once for all R
-// rows. Prefetches A rows of weights at `ahead`.
+// Multiplies R rows of x by C rows of weights w into y; R * C is at most the number of lanes. bf16 weights need x from
+// interleave(). Each weight is read once for all R rows. Prefetches A rows of weights at `ahead`.
 template <int R, int C, int A, class Weight>
 inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
                  bool add) {
   Floats sums[R * C] = {};
-  std::int64_t k = 0;
+  std::int64_t k = 0;  // index of the input
   constexpr int kStep = sizeof(Weight) == 2 ? 2 * kLanes : kLanes;
   for (; k + kStep <= in; k += kStep) {
     for (int a = 0; a < A; ++a) __builtin_prefetch(ahead + a * in + k, 0, 2);
@@ -86,7 +87,7 @@ inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight*
   }
 }
 
-constexpr int kColumns = 4;
+constexpr int kColumns = 4;  // rows of weights, which are columns of y, per tile
 
 // Multiplies all rows of x by C rows of weights. The tiles together prefetch the next C rows of weights.
 template <int C, class Weight>
@@ -95,7 +96,7 @@ inline void multiply_columns(const float* x, std::int64_t rows, std::int64_t in,
   constexpr int kRows = kLanes / kColumns;
   std::int64_t row = 0;
   const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
-  if (rows < 4 * kRows) {            // prefetches all of the next tile during the first
+  if (rows < 4 * kRows) {  // the first tile prefetches all C next rows; with more rows of x, each of C tiles one
     if (rows >= kRows) {
       tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
       row = kRows;
@@ -121,8 +122,8 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
   for (; output < end; ++output) multiply_columns<1>(x, rows, in, w + output * in, y + output, y_stride, add);
 }
 
-// Reorders x for products with bf16 weights: from every two registers, first the even, then the odd elements. So a
-// register of bf16 pairs needs no shuffle.
+// Reorders x for products with bf16 weights: of every two registers, first the even elements, then the odd ones. A
+// register of pairs of bf16 weights is split into even and odd weights in the same way, without a shuffle.
 void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
   x += begin * in, out += begin * in;
   for (std::int64_t row = begin; row < end; ++row, x += in, out += in) {
@@ -170,11 +171,11 @@ void rotate(float* x, const float* weight, std::int64_t dim, float eps, const fl
   }
 }
 
-// e^x to the last one or two bits: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+// e^x to the last one or two bits: 2^n e^r with whole n, and a polynomial for e^r on [-ln 2 / 2, ln 2 / 2].
 inline float exponential(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
-  const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to a whole number
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // x / ln 2; adding 1.5 * 2^23 rounds to whole numbers
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // x - n ln 2, with ln 2 in two parts
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -226,9 +227,9 @@ void log_softmax(const float* x, std::int64_t count, float* out) {
   for (std::int64_t k = 0; k < count; ++k) out[k] = (x[k] - max_value) - log_total;
 }
 
-constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
+constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;  // kParts registers hold the scores of a page
 
-// Attention of H heads at a time, so that each key is read once for all of them.
+// Attention of H heads, so that each key is read once for all of them. `scratch` holds the scores.
 template <int H>
 void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, const std::int64_t* pages,
                   const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
@@ -254,10 +255,11 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
       head_scores[token] = exponential(head_scores[token] - max_score);
     for (std::int64_t token = 0; token < token_count; ++token) sum += head_scores[token];
     scale[head] = 1 / sum;
-    if (!(max_score - max_score == 0)) scale[head] = NAN;  // keeps NaN and infinity
+    if (!(max_score - max_score == 0)) scale[head] = NAN;  // the maximum is NaN or infinite, so the output must be NaN
   }
   std::int64_t d = 0;
-  const auto mix = [&]<int N>(std::integral_constant<int, N>) {  // N registers of every head's output
+  // Computes the next N registers of every head's output, beginning with value d.
+  const auto mix = [&]<int N>(std::integral_constant<int, N>) {
     Floats mixed[H][N] = {};
     for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
       const float* value = values + pages[first / kPageTokens] * stride + d;
@@ -301,5 +303,6 @@ void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t t
 }  // namespace
 }  // namespace echoline::model
 
+// The set of these kernels, with the given functions for products with bf16 weights.
 #define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats) \
   { name, product<float>, product_bf16, pack, packed_floats, rms_norm, rotate, gate, log_softmax, sum, attend }

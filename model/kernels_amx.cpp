@@ -1,8 +1,8 @@
 // The kernels for processors with AMX; see kernels.inl. Only products with bf16 weights differ from those of AVX-512.
 //
-// AMX multiplies bf16 tiles with fp32 sums. The weights are bf16, the activations are not: each is split into three
-// bf16 numbers of 8 significant bits, whose sum is the fp32 number. Each product of a weight with one of them is exact
-// in fp32. So the result is as exact as in fp32, at five times the speed.
+// AMX multiplies bf16 tiles with fp32 sums. The weights are bf16, the activations are not: each activation is split
+// into three bf16 numbers of 8 significant bits, called terms, whose sum is the fp32 number. Each product of a weight
+// with a term is exact in fp32. So the result is as exact as in fp32, at five times the speed.
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own _mm512_undefined_epi32()
 #include <immintrin.h>
 
@@ -17,18 +17,19 @@ constexpr int kLanes = 16;
 namespace echoline::model {
 namespace {
 
-constexpr std::int64_t kTile = 16;                 // rows of a tile; also its columns, of fp32 or of bf16 pairs
-constexpr std::int64_t kStep = 2 * kTile;          // elements of a row per tile
+constexpr std::int64_t kTile = 16;                 // rows of a tile; also its columns, each an fp32 or a pair of bf16
+constexpr std::int64_t kStep = 2 * kTile;          // bf16 numbers in a row of a tile
 constexpr std::int64_t kTerms = 3;                 // bf16 numbers per activation
-constexpr std::int64_t kTileSize = kTile * kStep;  // bf16 numbers
+constexpr std::int64_t kTileSize = kTile * kStep;  // bf16 numbers in a tile
 constexpr std::int64_t kPanelBytesMax = std::int64_t{1} << 19;   // bytes of weights that fit in the second-level cache
-constexpr std::int64_t kPackedBytesMax = std::int64_t{1} << 20;  // bytes of activations that fit beside them
+constexpr std::int64_t kPackedBytesMax = std::int64_t{1} << 20;  // bytes of packed activations that also fit there
 
-// Up to this, AVX-512 is as fast: reading the weights takes longer than the arithmetic.
+// Up to this number of rows, AVX-512 is as fast, because reading the weights takes longer than the arithmetic.
 constexpr std::int64_t kFewRows = 4;
 
 std::int64_t div_up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit; }
 
+// The operand of the instruction LDTILECFG: the shapes of the eight tile registers.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -64,19 +65,20 @@ std::int64_t packed_floats(std::int64_t rows, std::int64_t in) {
   return div_up(rows, kTile) * div_up(in, kStep) * kTerms * kTileSize / 2;
 }
 
-// For 16 rows and 32 of their elements, three tiles: the first 8 significant bits, the next and the last. A tile has a
-// line for every two elements, with both of every row. Missing rows and elements are zero.
+// Writes, for 16 rows and 32 of their elements, three tiles, one for each term: the first 8 significant bits, the next
+// and the last. A tile has a line for every two elements, which holds both for each row. Missing rows and elements are
+// zero. Few rows are written by interleave() instead.
 void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed) {
   if (rows <= kFewRows) return interleave(x, rows, in, begin, end, packed);
   const std::int64_t steps = div_up(in, kStep);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  alignas(64) std::uint16_t order[32];  // the upper halves of two registers
+  alignas(64) std::uint16_t order[32];  // selects the upper halves of the words of two registers
   for (int i = 0; i < 32; ++i) order[i] = static_cast<std::uint16_t>(2 * i + 1);
   const __m512i halves = _mm512_load_si512(order);
   for (std::int64_t first = begin; first < end; first += kTile) {
     auto* out = reinterpret_cast<Bf16*>(packed) + first / kTile * steps * kTerms * kTileSize;
     for (std::int64_t k = 0; k < in; k += kStep) {
-      const auto mask = [&](std::int64_t first_element) {  // of the elements that exist
+      const auto mask = [&](std::int64_t first_element) {  // selects those of 16 elements that exist
         return static_cast<__mmask16>((1u << std::clamp<std::int64_t>(in - first_element, 0, kTile)) - 1);
       };
       const __mmask16 low = mask(k), high = mask(k + kTile);
@@ -100,12 +102,12 @@ void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin
   }
 }
 
-// One thread's part of a product.
+// One thread's part of a product; see Kernels::product_bf16.
 struct Product {
   const float* packed;
   std::int64_t rows, in;
   const Bf16* w;
-  std::int64_t end;  // of the rows of w
+  std::int64_t end;  // of this thread's rows of w
   float* y;
   std::int64_t y_stride;
   bool add;
@@ -118,8 +120,8 @@ struct Product {
     const Bf16* tile;
     std::int64_t stride;  // bytes
   };
-  // Rows [first_output, first_output + 16) of the weights, elements [k, k + 32): in place, or a zero-padded copy if
-  // they cross the end.
+  // Elements [k, k + 32) of rows [first_output, first_output + 16) of the weights: in place, or a zero-padded copy in
+  // `edge` if they cross the end.
   TileSource weights(std::int64_t first_output, std::int64_t k, EdgeTile& edge) const {
     if (first_output + kTile <= end && k + kStep <= in) return {w + first_output * in + k, in * 2};
     std::memset(edge.tile, 0, sizeof edge.tile);
@@ -128,12 +130,13 @@ struct Product {
       std::memcpy(edge.tile + i * kStep, w + (first_output + i) * in + k, static_cast<std::size_t>(count) * 2);
     return {edge.tile, kStep * 2};
   }
+  // The tiles that pack() wrote for the 16 rows from `first` on.
   const Bf16* activations(std::int64_t first) const {
     return reinterpret_cast<const Bf16*>(packed) + first / kTile * steps * kTerms * kTileSize;
   }
 
-  // Stores the sums of rows [first, first + 16) of x and [first_output, first_output + 16) of w; sums[16 i] is the
-  // first for row first_output + i.
+  // Writes to y the sums for rows [first, first + 16) of x and [first_output, first_output + 16) of w.
+  // sums[16 i + j] belongs to row first_output + i of w and row first + j of x.
   void store_sums(const float* sums, std::int64_t first, std::int64_t first_output) const {
     __m512i lines[kTile];
     for (int i = 0; i < kTile; ++i) lines[i] = _mm512_load_si512(sums + i * kTile);
@@ -147,7 +150,7 @@ struct Product {
     }
   }
 
-  // 16 rows of x times M times 16 of w. Tile registers 0 to 3 hold sums, 4 and 5 weights, 6 and 7 activations.
+  // Multiplies 16 rows of x by 16 M rows of w. Tile registers 0 to 3 hold sums, 4 and 5 weights, 6 and 7 activations.
   template <int M>
   void multiply_16_rows(std::int64_t first, std::int64_t first_output) const {
     const Bf16* x = activations(first);
@@ -173,7 +176,7 @@ struct Product {
     for (int m = 0; m < M; ++m) store_sums(sums[m], first, first_output + m * kTile);
   }
 
-  // 32 rows of x times 32 of w.
+  // Multiplies 32 rows of x by 32 rows of w.
   void multiply_32_rows(std::int64_t first, std::int64_t first_output) const {
     const Bf16 *x = activations(first), *x_next = activations(first + kTile);
     EdgeTile edge, edge_next;
@@ -203,7 +206,7 @@ struct Product {
     for (int i = 0; i < 4; ++i) store_sums(sums[i], first + i % 2 * kTile, first_output + i / 2 * kTile);
   }
 
-  // Rows [first, last) of x times rows [first_output, output_end) of w.
+  // Multiplies rows [first, last) of x by rows [first_output, output_end) of w.
   void multiply_panel(std::int64_t first, std::int64_t last, std::int64_t first_output, std::int64_t output_end) const {
     for (; first < last; first += 2 * kTile)
       for (std::int64_t output = first_output; output < output_end; output += 2 * kTile) {

@@ -1,4 +1,4 @@
-// The kernels for one instruction set; see kernels.inl.
+// The kernels for AVX-512, with 16 floats per register; see kernels.inl.
 namespace echoline::model {
 namespace {
 constexpr int kLanes = 16;

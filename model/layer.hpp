@@ -4,9 +4,10 @@
 
 namespace echoline::model {
 
-// Queries, keys and values share one block of memory, so that a pass without gradients needs one product.
+// The weights of queries, keys and values share one block of memory, so that a pass without gradients needs one
+// product.
 struct Transformer::Layer {
-  // A pair of an adapter (model/adapter.hpp), or undefined.
+  // The two matrices of one weight's adapter (model/adapter.hpp); undefined without an adapter.
   struct LowRank {
     torch::Tensor a, b;  // [rank, in], [out, rank]
     double scale = 0;    // alpha / rank
@@ -20,8 +21,8 @@ struct Transformer::Layer {
   torch::Tensor q_norm, k_norm;         // [head_dim], or undefined
   torch::Tensor input_norm, post_norm;  // [hidden]
   torch::Tensor gate_up;                // [2 intermediate, hidden], gate and up are views of it; undefined on a CPU
-  torch::Tensor gate, up, down;
-  LowRank q_low, k_low, v_low, o_low, gate_low, up_low, down_low;
+  torch::Tensor gate, up, down;         // [intermediate, hidden] twice, [hidden, intermediate]
+  LowRank q_low, k_low, v_low, o_low, gate_low, up_low, down_low;  // adapters of the weights of these names
 };
 
 }  // namespace echoline::model

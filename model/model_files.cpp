@@ -25,16 +25,16 @@ constexpr const char* kCopiedFiles[] = {kTokenizerConfig, kChatTemplate, "specia
                                         "added_tokens.json"};
 constexpr std::uint64_t kFileBytesMax = 16 << 20;
 
-// ChatML, the Qwen family's convention, for models without a template.
+// ChatML, the Qwen family's convention, for models without a template whose tokenizer has its marks.
 constexpr const char* kChatMlTemplate =
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// A JSON object in `content`; empty if the file is absent.
+// The JSON object in the file `name`; an empty object if there is no such file.
 Result<ordered_json> parse_object(const std::map<std::string, std::string>& content, const char* name) {
   const auto it = content.find(name);
   if (it == content.end()) return ordered_json::object();
-  ordered_json root = ordered_json::parse(it->second, nullptr, false);
+  ordered_json root = ordered_json::parse(it->second, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return fail(Code::kInvalid, name, "expected a JSON object");
   return root;
 }
@@ -65,7 +65,8 @@ Status read_chat(ModelFiles& files) {
     if (it->is_object() && it->contains("content") && it->at("content").is_string())
       special_tokens[name] = it->at("content");
   }
-  files.special_tokens_json = special_tokens.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  files.special_tokens_json =
+      special_tokens.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
   if (const auto file = files.content.find(kChatTemplate); file != files.content.end()) {
     files.chat_template = file->second;
     return ok();
@@ -84,7 +85,8 @@ Status read_chat(ModelFiles& files) {
   return ok();
 }
 
-// Corrects the files for this program: bf16 weights (carried ones stay as they are), and every token that ends a text.
+// Changes config.json to bf16, the type of the weights that this program writes, unless the model is only carried. Adds
+// all tokens that end a text to generation_config.json.
 Status complete_files(ModelFiles& files) {
   if (files.config.family != Family::kCarried) {
     ECHO_ASSIGN(ordered_json config, parse_object(files.content, kConfig));
@@ -99,6 +101,7 @@ Status complete_files(ModelFiles& files) {
   return ok();
 }
 
+// A tokenizer_config.json for a model without one.
 std::string tokenizer_config(const ModelConfig& config, const Tokenizer& tokenizer) {
   ordered_json root = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"model_max_length", config.positions_max},
@@ -130,6 +133,7 @@ Result<ModelFiles> ModelFiles::read(const fs::path& folder, ModelUse use) {
     if (!fs::exists(folder / name)) continue;
     ECHO_ASSIGN(files.content[name], read_file(folder / name, kFileBytesMax));
   }
+  // An error whose operation is a file name becomes one that names the whole path.
   const auto in_folder = [&](const Error& error) {
     return fail(error.code, (folder / error.operation).string(), "{}", error.detail);
   };
@@ -167,7 +171,7 @@ Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
   const bool has_byte_tokens = !name.starts_with("tiny-");
   ECHO_ASSIGN(const Tokenizer tokenizer,
               has_byte_tokens ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
-  config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of another tokenizer
+  config.eos = {*tokenizer.end_of_text()};  // presets of published shapes have ids of the published tokenizer
   return make(config, tokenizer);
 }
 

@@ -11,8 +11,8 @@ namespace {
 using tokenizer_json::Json;
 constexpr std::size_t kNormalizersMax = 16;
 constexpr std::size_t kPrefixBytesMax = 64;
-constexpr std::size_t kGrowthMax = 64;  // a normalized text has at most so many times the bytes of the text
-constexpr int kSequenceDepthMax = 4;    // Sequences inside Sequences
+constexpr std::size_t kGrowthMax = 64;  // the most bytes of a normalized text per byte of the original
+constexpr int kSequenceDepthMax = 4;    // levels of Sequences inside Sequences
 
 }  // namespace
 
@@ -63,7 +63,7 @@ Status Normalizer::read_step(const Json& step, int depth) {
 
 Result<Normalizer> Normalizer::read(const Json& root) {
   Normalizer normalizer;
-  if (const Json* step = tokenizer_json::member(root, "normalizer")) ECHO_TRY(normalizer.read_step(*step, 0));
+  if (const Json* step = tokenizer_json::member(root, "normalizer")) ECHO_TRY(normalizer.read_step(*step, /*depth=*/0));
   return normalizer;
 }
 

@@ -1,4 +1,4 @@
-// The normalizer of a tokenizer.json: how a text is changed before it is split. Internal to model.
+// The normalizer of a tokenizer.json, which changes a text before it is split. Internal to model.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -14,12 +14,12 @@ namespace echoline::model {
 // Immutable. Thread-safe.
 class Normalizer {
  public:
-  // Reads 'normalizer' of the file: null, NFC, NFD, NFKC, NFKD, Prepend, Replace, or a Sequence of them.
+  // Reads 'normalizer' of tokenizer.json: null, NFC, NFD, NFKC, NFKD, Prepend, Replace, or a Sequence of them.
   static Result<Normalizer> read(const nlohmann::json& root);
 
-  // Whether `text` certainly stays as it is. Costs little.
+  // A cheap check. If true, apply() does not change `text`; if false, it may.
   bool keeps(std::string_view text) const;
-  // `prepends`: apply Prepend, which a text that continues another one must not get.
+  // The normalized text. `prepends` is false for a text that continues another one: then Prepend steps are skipped.
   Result<std::string> apply(std::string_view text, bool prepends) const;
 
  private:
@@ -35,7 +35,7 @@ class Normalizer {
   Status read_step(const nlohmann::json& step, int depth);
 
   std::vector<Step> steps_;
-  bool has_only_forms_ = true;  // no step changes ASCII
+  bool has_only_forms_ = true;  // all steps are NormalForm, which does not change ASCII
 };
 
 }  // namespace echoline::model

@@ -6,7 +6,7 @@
 namespace echoline::model {
 namespace {
 
-// The number of tokens up to the last scored one; `prompt` if none is scored.
+// The number of tokens up to the last scored one, with the prompt; only the prompt's if none is scored.
 std::size_t tokens_used(const ScoredSequence& sequence) {
   std::size_t end = sequence.tokens.size();
   while (!sequence.mask.empty() && end > sequence.prompt && !(sequence.mask[end - sequence.prompt - 1] > 0)) --end;
@@ -31,8 +31,9 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
          std::equal(a.tokens.begin(), a.tokens.begin() + static_cast<std::ptrdiff_t>(a.prompt), b.tokens.begin());
 }
 
-// The last token of a shared prompt is not in the prefix segment. It begins every response's segment instead, so that
-// every score has its own token, and gradients are summed in the same order on every device.
+// The last token of a shared prompt is not in the prefix segment. It begins every response's segment instead, because
+// its output scores the first token of that response. So every score has a token of its own, and gradients are summed
+// in the same order on every device.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
   std::vector<std::int64_t> ids, positions, segments, scored, targets;
   std::int64_t segment_count = 0;

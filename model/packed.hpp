@@ -1,5 +1,5 @@
-// Packs sequences of different lengths into one row of tokens for training: no padding, and one copy of the prompt that
-// several responses share.
+// Packs sequences of different lengths into one row of tokens for training, without padding. Responses to the same
+// prompt share one copy of it.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,8 +13,8 @@ namespace echoline::model {
 // A sequence whose response tokens are scored: their log-probabilities are computed for training.
 struct ScoredSequence {
   std::span<const std::int64_t> tokens;  // prompt and response
-  std::size_t prompt = 0;                // tokens of the prompt, at least 1
-  std::span<const float> mask;           // per response token, scored if above 0; empty: all are scored
+  std::size_t prompt = 0;                // number of tokens of the prompt, at least 1
+  std::span<const float> mask;           // per response token: scored if above 0; empty: all tokens are scored
 };
 
 struct PackedTokens {
@@ -22,11 +22,11 @@ struct PackedTokens {
   torch::Tensor positions;  // int64 [tokens], on the CPU: the position of each token in its own sequence
   torch::Tensor segments;   // int64 [segments, 3], on the CPU: fields of Segment
   torch::Tensor scored;     // int64 [scores], on the model's device: tokens whose successor is scored, each once
-  torch::Tensor targets;    // int64 [scores], on the model's device: the successors
+  torch::Tensor targets;    // int64 [scores], on the model's device: ids of the successors
 };
 
-// Packs `sequences` in order; scores are ordered by sequence, then by token. Adjacent sequences with equal prompts
-// share the prompt's tokens. The tokens after a sequence's last scored one are left out.
+// Packs `sequences` in order. The scores are ordered by sequence, then by token. Adjacent sequences with equal prompts
+// share the prompt's tokens. Tokens after the last scored token of a sequence are left out.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device);
 
 // The number of tokens that pack() uses for a sequence.
@@ -40,7 +40,7 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b);
 // Copies t to `device`. A copy from the CPU to a GPU is queued, not awaited.
 torch::Tensor upload(const torch::Tensor& t, const torch::Device& device);
 
-// The segments of `batch` consecutive sequences of `tokens` tokens each.
+// The segments of `batch` consecutive sequences of `tokens` tokens each, without shared prompts.
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens);
 
 }  // namespace echoline::model

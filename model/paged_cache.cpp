@@ -15,7 +15,7 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kInitialPages = 64;
-constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that justify another thread
+constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications for scores that justify another thread
 
 }  // namespace
 
@@ -42,14 +42,14 @@ bool PagedCache::reserve(std::int64_t pages) {
       // A page of a head is a matrix of kPageTokens by head_dim, or the other way round for keys on a CPU.
       const std::int64_t rows = tensors == &keys_ && !by_token_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
-        if (tensor.defined() && tensor.size(0) == new_capacity) continue;  // done by an attempt that failed halfway
+        if (tensor.defined() && tensor.size(0) == new_capacity) continue;  // an attempt that failed halfway enlarged it
         Tensor larger =
             torch::empty({new_capacity, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
         if (allocated_pages_ > 0) larger.narrow(0, 0, allocated_pages_).copy_(tensor.narrow(0, 0, allocated_pages_));
         tensor = std::move(larger);
       }
     }
-    // The type of allocation errors differs between releases; nothing else can fail here.
+    // Any exception, because the type of allocation errors differs between libtorch releases. Nothing else can fail.
   } catch (const std::exception&) {
     pages_max_ = allocated_pages_;
     return false;
@@ -100,7 +100,8 @@ void PagedCache::put_keys(std::size_t layer, const Tensor& page, const Tensor& s
 
 struct PagedCache::PrefillAttention : Attention {
   PagedCache& cache;
-  Tensor token_index, page, slot;  // int64 [tokens without padding]: their indices, pages and slots in these
+  // int64 [tokens without padding]: each token's index among the padded rows, its page, and its slot in the page.
+  Tensor token_index, page, slot;
 
   PrefillAttention(PagedCache& paged_cache, const std::vector<const Pages*>& texts,
                    const std::vector<std::int64_t>& lengths)
@@ -132,8 +133,9 @@ struct PagedCache::DecodeAttention : Attention {
   const bool gathered;
   const std::int64_t rows;
   std::vector<const Pages*> texts;
-  Tensor page, slot;  // int64 [rows]: of the new tokens
-  Tensor page_table;  // int64 [rows * pages of the longest text], padded with page 0
+  // The next members are only used if `gathered`.
+  Tensor page, slot;  // int64 [rows]: the page of each row's new token, and the slot in this page
+  Tensor page_table;  // int64 [rows * pages of the longest text]: the pages of each row, padded with page 0
   Tensor is_used;     // bool [rows, 1, keys, 1]: the key's slot belongs to the text
 
   DecodeAttention(PagedCache& paged_cache, std::vector<const Pages*> page_lists, bool by_gathering)
@@ -176,7 +178,7 @@ struct PagedCache::DecodeAttention : Attention {
           .transpose(1, 2)
           .reshape({rows * kv_heads, -1, dim});
     };
-    // An unused slot may hold NaN, and zero times NaN is NaN.
+    // Unused slots get the weight 0, but may hold NaN, and 0 times NaN is NaN. So their values are replaced by 0.
     const Tensor values = gather(cache.values_[layer], /*transposed=*/false)
                               .view({rows, kv_heads, -1, dim})
                               .masked_fill(is_used.logical_not(), 0)
@@ -189,7 +191,8 @@ struct PagedCache::DecodeAttention : Attention {
         .reshape({rows, heads * dim});
   }
 
-  // Avoids batched products, which for such small matrices cost several times their arithmetic.
+  // Reads the pages in place by a kernel. libtorch's batched products of such small matrices would take several times
+  // as long as their arithmetic.
   Tensor attend_over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
     const Tensor out = torch::empty({rows, heads * dim}, q.options());

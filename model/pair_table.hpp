@@ -1,4 +1,5 @@
-// A hash table for the hot lookups of a tokenizer: integers by a pair of integers. Internal to model.
+// A hash table for the frequent lookups of a tokenizer, which maps a pair of integers to another pair. Internal to
+// model.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -6,8 +7,8 @@
 
 namespace echoline::model {
 
-// Open addressing with linear probing, at most half full. An entry is 16 bytes, so a lookup touches one cache line as a
-// rule.
+// Open addressing with linear probing, at most half full. An entry is 16 bytes, so a lookup usually touches one cache
+// line.
 class PairTable {
  public:
   struct Value {
@@ -36,7 +37,7 @@ class PairTable {
     Value value;
   };
 
-  // The slot of `key`, or the empty one where it belongs.
+  // Index of the slot of `key`, or of the empty slot in which it would be stored.
   std::size_t index(std::uint64_t key) const {
     const std::size_t mask = slots_.size() - 1;
     // Fibonacci hashing: the high bits of the product depend on all bits of the key.
@@ -50,7 +51,7 @@ class PairTable {
       if (slot.key != kEmpty) slots_[index(slot.key)] = slot;
   }
 
-  std::vector<Slot> slots_;  // a power of two
+  std::vector<Slot> slots_;  // their number is a power of two
   std::size_t size_ = 0;
 };
 

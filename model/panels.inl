@@ -10,21 +10,21 @@
 namespace echoline::model {
 namespace {
 
-// Chosen so that a tile's sums, a line of the panel and an element of x fit into registers: they use 28 of the 32 of
-// AVX-512, or all 16 of AVX2.
+// Chosen so that a tile's sums, a line of the panel and an element of x fit into registers: they use 28 of the 32
+// registers of AVX-512, or all 16 of AVX2.
 constexpr int kPanelTileRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
 constexpr std::int64_t kPanelDepth = 256;                          // elements of a row of weights in a panel
-constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // building panels would take longer than it saves
+constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // with so few rows, panels would take more time
 constexpr std::int64_t kCacheLine = 32;                            // bf16 numbers
 
-// Alternating lanes of a and b, from their lower halves (Upper = 0) or upper halves (1).
+// Interleaves the lanes of the lower halves (Upper = 0) or of the upper halves (Upper = 1) of a and b.
 template <int Upper, std::size_t... I>
 inline Words zip(Words a, Words b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (Upper * kLanes / 2 + I / 2 + I % 2 * kLanes)...);
 }
 
-// Each round rotates the bits of a word's index (row, lane) by one. After log2(kLanes) rounds, row and lane have
-// changed places.
+// Transposes a matrix of words. The row and the lane of a word together are an index, of which each round rotates the
+// bits by one. After log2(kLanes) rounds, row and lane have changed places.
 inline void transpose_words(Words (&m)[kLanes]) {
   for (int round = 1; round < kLanes; round *= 2) {
     Words next[kLanes];
@@ -36,8 +36,8 @@ inline void transpose_words(Words (&m)[kLanes]) {
   }
 }
 
-// Writes elements [0, depth) of `count` rows of w to panel [depth, V * kLanes]. Columns beyond `count` repeat the last
-// row.
+// Writes elements [0, depth) of `count` rows of w, transposed and in fp32, to panel [depth, V * kLanes]. Columns beyond
+// `count` repeat the last row.
 template <int V>
 void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t depth, float* panel) {
   constexpr std::int64_t kWidth = V * kLanes;
@@ -69,7 +69,8 @@ struct NextBlock {
   std::int64_t in, rows;
 };
 
-// y [M, count] (+)= x [depth, M] times the first `count` columns of the panel [depth, V * kLanes].
+// y [M, count] becomes the transpose of x [depth, M] times the first `count` columns of the panel [depth, V * kLanes].
+// With `add`, the product is added to y. Prefetches `next_block`.
 template <int M, int V>
 inline void panel_tile(const float* x, const float* panel, std::int64_t depth, NextBlock next_block, float* y,
                        std::int64_t y_stride, std::int64_t count, bool add) {
@@ -97,7 +98,7 @@ inline void panel_tile(const float* x, const float* panel, std::int64_t depth, N
   }
 }
 
-// The same with x [depth, rows], for rows <= M.
+// panel_tile() for x [depth, rows] with rows <= M.
 template <int M, int V>
 inline void panel_tile_for_rows(std::int64_t rows, const float* x, const float* panel, std::int64_t depth,
                                 NextBlock next_block, float* y, std::int64_t y_stride, std::int64_t count, bool add) {
@@ -106,8 +107,8 @@ inline void panel_tile_for_rows(std::int64_t rows, const float* x, const float* 
   panel_tile<M, V>(x, panel, depth, next_block, y, y_stride, count, add);
 }
 
-// y [rows, count] (+)= x w^T for `count` <= V * kLanes rows of w. `packed`: x as written by pack_tiles(). `panel`:
-// kPanelDepth * V * kLanes floats.
+// y [rows, count] becomes x w^T, or with `add` y + x w^T, for `count` <= V * kLanes rows of w. `packed` is x as written
+// by pack_tiles(), `panel` memory for kPanelDepth * V * kLanes floats.
 template <int V>
 void product_columns(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count,
                      float* y, std::int64_t y_stride, bool add, float* panel) {
@@ -156,7 +157,7 @@ void product_panels(const float* packed, std::int64_t rows, std::int64_t in, con
   alignas(64) float panel[kPanelDepth * kPanelVectors * kLanes];
   for (std::int64_t o = begin, count; o < end; o += count) {
     count = std::min<std::int64_t>(kPanelVectors * kLanes, end - o);
-    // Two and two registers are faster than three and one.
+    // For the last four registers, two and two are faster than three and one.
     if (end - o > 3 * kLanes && end - o <= 4 * kLanes) count = 2 * kLanes;
     const auto product_of = count > 2 * kLanes ? product_columns<3>
                             : count > kLanes   ? product_columns<2>

@@ -18,6 +18,7 @@ namespace {
 
 using Work = std::function<void(std::int64_t, std::int64_t)>;
 
+// One call of parallel_for(): each thread of the team runs its part.
 class Loop {
  public:
   Loop(std::int64_t count, std::int64_t parts_max, const Work& work)
@@ -49,13 +50,14 @@ class Loop {
   const Work& work_;
   std::exception_ptr error_;
   std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
-  // Orders the threads' writes before, in and after the loop. libgomp does so too, but the thread sanitizer cannot see
-  // that.
+  // Orders the threads' writes before, in and after the loop. libgomp's barriers do so too, but the thread sanitizer
+  // does not see them.
   std::atomic<int> ordering_{0};
 };
 
-// The team always has all threads, because libgomp ends and starts threads when its size changes. Excluded from the
-// thread sanitizer, which would report libgomp's transfer of `loop`'s address as a data race.
+// Runs the loop on a team of `threads` threads. Always uses all threads, even for fewer parts, because libgomp ends and
+// starts threads when the size of a team changes. Excluded from the thread sanitizer, which would report libgomp's
+// transfer of the address of `loop` as a data race.
 __attribute__((no_sanitize("thread"))) void run_on_threads(Loop& loop, int threads) {
 #pragma omp parallel num_threads(threads)
   loop.run_part(omp_get_thread_num(), omp_get_num_threads());

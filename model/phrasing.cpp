@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Placeholder for a response, to find the text that a template puts after one.
+// Stands for a response in a rendered chat, so that the text after it can be found.
 constexpr std::string_view kAnyResponse = "(any response)";
 constexpr std::size_t kSettingBytesShown = 200;
 
@@ -36,12 +36,12 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
         "tokenizer_config.json");
   if (!style.system.empty() && !style.chat)
     return prompt_error("task.system needs task.chat: only a chat has a system message");
-  ordered_json variables = ordered_json::parse(files.special_tokens_json, nullptr, false);
-  const ordered_json options = ordered_json::parse(style.chat_options_json, nullptr, false);
+  ordered_json variables = ordered_json::parse(files.special_tokens_json, nullptr, /*allow_exceptions=*/false);
+  const ordered_json options = ordered_json::parse(style.chat_options_json, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) return prompt_error("task.chat_options is {}, expected names and values", options.dump());
   if (!options.empty() && !style.chat) return prompt_error("task.chat_options needs task.chat");
   variables.update(options);
-  // The description that workers receive, so that both build the same object.
+  // Workers receive these parts (prompt_json()). from_parts() uses them here too, so that both make equal objects.
   ordered_json parts = {{"text", style.text}, {"turn", style.turn}};
   if (!style.stop.empty()) parts["stop"] = style.stop;
   if (style.chat) {
@@ -49,8 +49,9 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
     parts["system"] = style.system;
     parts["variables"] = variables;
   }
-  ECHO_ASSIGN(Phrasing phrasing, from_parts(files.tokenizer, files.eos,
-                                            parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace)));
+  ECHO_ASSIGN(Phrasing phrasing,
+              from_parts(files.tokenizer, files.eos,
+                         parts.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace)));
   // Renders one prompt, so that a broken template is reported before the run begins.
   ECHO_TRY(phrasing.prompt_text("1+1="));
   return phrasing;
@@ -61,7 +62,7 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
     return prompt_error(
         "no token ends a text: neither config.json, generation_config.json nor the tokenizer names one");
   Phrasing phrasing(std::move(tokenizer), std::move(eos));
-  const ordered_json parts = ordered_json::parse(prompt_json, nullptr, false);
+  const ordered_json parts = ordered_json::parse(prompt_json, nullptr, /*allow_exceptions=*/false);
   const auto read_text = [&](const char* key, std::string& value) {
     const bool is_present = parts.is_object() && parts.contains(key) && parts[key].is_string();
     if (is_present) value = parts[key].get<std::string>();
@@ -90,7 +91,8 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
   if (!read_text("chat_template", phrasing.template_text_)) return phrasing;
   read_text("system", phrasing.system_);
   if (parts.contains("variables") && parts["variables"].is_object())
-    phrasing.variables_json_ = parts["variables"].dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    phrasing.variables_json_ =
+        parts["variables"].dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
   ECHO_ASSIGN(phrasing.template_, ChatTemplate::parse(phrasing.template_text_));
   return phrasing;
 }
@@ -101,9 +103,9 @@ std::string Phrasing::prompt_json() const {
   if (template_) {
     parts["chat_template"] = template_text_;
     parts["system"] = system_;
-    parts["variables"] = ordered_json::parse(variables_json_, nullptr, false);
+    parts["variables"] = ordered_json::parse(variables_json_, nullptr, /*allow_exceptions=*/false);
   }
-  return parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return parts.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
 }
 
 std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view user_format,
@@ -135,7 +137,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
   const std::optional<Token> previous = response.empty() ? std::nullopt : std::optional(response.back());
   if (!template_)
     return tokenizer_.encode(replace_all(observation_format_, kObservationPlace, observation.text), previous);
-  // The placeholder alone as the format leaves the observation as it is.
+  // With the placeholder alone as its format, conversation() does not add the text of prompts to an observation.
   std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string chat_text,
@@ -145,7 +147,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
     return prompt_error("the chat template leaves out the assistant's earlier answers");
   std::string_view text_after = std::string_view(chat_text).substr(response_begin + kAnyResponse.size());
   if (!response.empty() && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end()) {
-    const std::string ending = tokenizer_.decode(response.last(1));  // the response has it already
+    const std::string ending = tokenizer_.decode(response.last(1));  // already the end of the response
     if (!ending.empty() && text_after.starts_with(ending)) text_after.remove_prefix(ending.size());
   }
   return tokenizer_.encode(text_after, previous);
@@ -154,7 +156,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
 std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t tokens_checked) const {
   std::size_t longest_stop_bytes = 0;
   for (const std::string& stop : stop_) longest_stop_bytes = std::max(longest_stop_bytes, stop.size());
-  std::string text;  // the text in which a stop string may begin, and the text after it
+  std::string text;  // end of the response so far, long enough to hold all but the last byte of a stop string
   for (std::size_t i = std::min(tokens_checked, response.size()); i > 0 && text.size() + 1 < longest_stop_bytes; --i)
     text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
   for (std::size_t i = tokens_checked; i < response.size(); ++i) {

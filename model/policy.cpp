@@ -14,7 +14,7 @@
 namespace echoline::model {
 namespace {
 
-// The tensors of a policy. init_policy() draws their values in this order, which must therefore never change.
+// The tensors of a policy without its adapter. init_policy() draws their values in this order, so it must never change.
 Result<delta::StateView> tensors_of(const ModelConfig& config) {
   ECHO_TRY(config.validate());
   delta::StateView state;
@@ -69,8 +69,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   ECHO_ASSIGN(const delta::StateView drawing_order, tensors_of(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
-  // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, and in
-  // integer arithmetic that does not depend on a mathematics library.
+  // A value is the sum of four uniform numbers of 16 bits, centred and scaled to the standard deviation. It is nearly
+  // normal and, unlike a normal distribution by a mathematics library, has the same bits on every machine.
   const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
   std::uint64_t stream = 0;
   for (const delta::TensorView& tensor : drawing_order) {
@@ -109,7 +109,7 @@ const delta::TensorView* find_tensor(const delta::StateView& state, std::string_
   return it == state.end() ? nullptr : &*it;
 }
 
-// If the state has the tensor under a longer name: what to do.
+// Advice for a message if the state has the missing tensor under a longer name; otherwise empty.
 std::string rename_hint(const delta::StateView& stored, const std::string& wanted) {
   for (const delta::TensorView& tensor : stored)
     if (tensor.name.ends_with("." + wanted)) {
@@ -120,6 +120,7 @@ std::string rename_hint(const delta::StateView& stored, const std::string& wante
   return "";
 }
 
+// Checks that `stored` has the tensors of `layout` and no others. `where` names the state in messages.
 Status check_state(const delta::StateView& stored, const delta::StateView& layout, const ModelConfig& config,
                    const std::string& where) {
   for (const delta::TensorView& expected : layout) {

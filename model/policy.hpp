@@ -9,17 +9,18 @@
 
 namespace echoline::model {
 
-// Names, types (bf16) and shapes of the policy of `config`, with its adapter's, canonical; the views have no bytes.
-// kInvalid for a model that this program only carries, because its policies may have any tensors, and for an adapter of
-// other layers than the decoder's.
+// The tensors of the policy of `config` and of its adapter: names, shapes and the type bf16, in canonical order,
+// without bytes. kInvalid for a model that this program only carries, because its policies may have any tensors, and
+// for an adapter with a target outside of the decoder's layers.
 Result<delta::StateView> policy_layout(const ModelConfig& config);
 
-// An initial policy: every matrix normal(0, initializer_range), every norm 1, every bias 0, rounded to bf16;
-// the adapter as init_adapter(). Equal seeds give equal numbers on every machine. kInvalid for an impossible shape.
+// An initial policy in bf16: every matrix is drawn from normal(0, initializer_range), every norm is 1 and every bias 0;
+// the adapter is that of init_adapter(). Equal seeds give equal numbers on every machine. kInvalid for an impossible
+// shape.
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed);
 
-// Checks that the folder has weights (bf16 or fp32) of this shape: names, shapes and types of every shard, without
-// reading the values. Carried weights only need to be complete files. kNotFound or kInvalid name the file or tensor.
+// Checks names, shapes and types (bf16 or fp32) of the folder's weights in all shards, without reading the values. The
+// weights of a carried model only need to be complete files. kNotFound or kInvalid name the file or tensor.
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
 // Converts a state of this shape, bf16 or fp32, to a policy in bf16 (rounded to nearest, ties to even). Leaves out a
@@ -27,8 +28,8 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
 // value is not finite; kExhausted if memory does not suffice.
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
 
-// Writes a directory for load_model(), transformers and vLLM: the policy in bf16, in shards of at most
-// `shard_bytes_max`. An adapter is in adapter_model.safetensors and adapter_config.json, for PEFT.
+// Writes a directory that load_model(), transformers and vLLM can load: the policy in bf16, in shards of at most
+// `shard_bytes_max`. An adapter is written to adapter_model.safetensors and adapter_config.json, for PEFT.
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
                   Bytes shard_bytes_max = {5'000'000'000});
 

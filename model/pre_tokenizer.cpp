@@ -17,11 +17,12 @@ constexpr int kNestingMax = 4;  // Sequences inside Sequences
 // The default split of ByteLevel: GPT-2's rule.
 constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-constexpr std::size_t kReplacementBytesMax = 4;  // of Metaspace: one character
+constexpr std::size_t kReplacementBytesMax = 4;  // Metaspace replaces a space by one character, of 4 bytes at most
 
+// A match of a Split, or the text between two matches.
 struct Part {
   std::size_t begin = 0, end = 0;
-  bool is_match = false;
+  bool is_match = false;  // the opposite if the Split has 'invert'
 };
 
 }  // namespace
@@ -66,7 +67,7 @@ Status PreTokenizer::read_split(const Json& step) {
 Status PreTokenizer::read_metaspace(const Json& step) {
   const std::string* replacement = tokenizer_json::text_member(step, "replacement");
   const std::string* scheme = tokenizer_json::text_member(step, "prepend_scheme");
-  const bool adds_prefix = tokenizer_json::is_true(step, "add_prefix_space", true);
+  const bool adds_prefix = tokenizer_json::is_true(step, "add_prefix_space", /*if_absent=*/true);
   const std::string_view prepends = scheme ? std::string_view(*scheme) : adds_prefix ? "always" : "never";
   if (!replacement || !is_one_character(*replacement) ||
       (prepends != "always" && prepends != "first" && prepends != "never"))
@@ -78,7 +79,7 @@ Status PreTokenizer::read_metaspace(const Json& step) {
                                                                .prepends = prepends == "always"  ? Prepends::kAlways
                                                                            : prepends == "first" ? Prepends::kFirst
                                                                                                  : Prepends::kNever});
-  if (tokenizer_json::is_true(step, "split", true))
+  if (tokenizer_json::is_true(step, "split", /*if_absent=*/true))
     steps_.emplace_back(std::in_place_type<Split>,
                         Split{.pattern = TextPattern::literal(*replacement), .behavior = Behavior::kMergedWithNext});
   return ok();
@@ -103,8 +104,8 @@ Status PreTokenizer::read_step(const Json& step, int depth) {
     ECHO_TRY(read_metaspace(step));
   } else if (is_type(step, "ByteLevel")) {
     is_byte_level_ = true;
-    if (is_true(step, "add_prefix_space", true)) steps_.emplace_back(std::in_place_type<SpacePrefix>);
-    if (is_true(step, "use_regex", true)) ECHO_TRY(add_regex(kByteLevelRegex));
+    if (is_true(step, "add_prefix_space", /*if_absent=*/true)) steps_.emplace_back(std::in_place_type<SpacePrefix>);
+    if (is_true(step, "use_regex", /*if_absent=*/true)) ECHO_TRY(add_regex(kByteLevelRegex));
   } else {
     return invalid(
         "'pre_tokenizer' has {}, expected Split, Digits, Metaspace, WhitespaceSplit, ByteLevel or a Sequence of these",
@@ -116,7 +117,8 @@ Status PreTokenizer::read_step(const Json& step, int depth) {
 
 Result<PreTokenizer> PreTokenizer::read(const Json& root) {
   PreTokenizer pre_tokenizer;
-  if (const Json* step = tokenizer_json::member(root, "pre_tokenizer")) ECHO_TRY(pre_tokenizer.read_step(*step, 0));
+  if (const Json* step = tokenizer_json::member(root, "pre_tokenizer"))
+    ECHO_TRY(pre_tokenizer.read_step(*step, /*depth=*/0));
   return pre_tokenizer;
 }
 
@@ -147,7 +149,7 @@ Status PreTokenizer::split_from(std::size_t step_index, std::string_view text, b
     if (match.begin > begin) parts.push_back({begin, match.begin, inverts});
     if (match.begin < text.size()) parts.push_back({match.begin, match.end, !inverts});
   }
-  // A part joins the one before it.
+  // Whether part i becomes one piece with the part before it.
   const auto joins_previous = [&, &merge = behavior](std::size_t i) {
     switch (merge) {
       case Behavior::kContiguous:
@@ -170,7 +172,8 @@ Status PreTokenizer::split_from(std::size_t step_index, std::string_view text, b
   return ok();
 }
 
-// A Split that keeps matches and the text between them as pieces of their own: the common one, without a list.
+// Applies a Split with the behavior kIsolated: every match and every text between two matches is a piece. As it is the
+// common case, it avoids the list of parts.
 Status PreTokenizer::isolate(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
                              const OnPiece& on_piece) const {
   const TextPattern& pattern = std::get<Split>(steps_[step_index]).pattern;

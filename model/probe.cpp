@@ -20,7 +20,7 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
   use_threads(threads);
   const torch::NoGradGuard no_gradients;
   ECHO_ASSIGN(const std::shared_ptr<Transformer> model,
-              create(config, torch::kCPU, torch::kBFloat16));  // most of its memory is never touched
+              create(config, torch::kCPU, torch::kBFloat16));  // most of its memory is replaced before any use
   for (auto& parameter : model->named_parameters()) {
     const auto tensor =
         std::find_if(policy.begin(), policy.end(), [&](const auto& entry) { return entry.name == parameter.key(); });
@@ -28,7 +28,7 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
     const torch::Tensor policy_weights =
         torch::from_blob(const_cast<std::byte*>(tensor->bytes.data()), tensor->shape, torch::kBFloat16);
     if (parameter.value().storage().nbytes() > parameter.value().nbytes())
-      parameter.value().copy_(policy_weights);  // queries, keys and values: passes read them as one block
+      parameter.value().copy_(policy_weights);  // a part of a block, such as queries, which a pass reads as a whole
     else
       parameter.value().set_data(policy_weights);
   }

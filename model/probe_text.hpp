@@ -1,5 +1,5 @@
-// The text that tells policies apart: the learner computes its log-probabilities under a policy, and a worker compares
-// them with those of its engine.
+// A text by which policies can be told apart: the learner computes its log-probabilities under a policy, and a worker
+// compares them with those that its inference engine returns.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -9,8 +9,9 @@
 
 namespace echoline::model {
 
-// Tokens from the whole vocabulary, the same on every machine. There are 64, or 16 for a model of more than a billion
-// parameters, because a CPU takes seconds for more; but at most half of the model's positions, and at least 2.
+// Tokens from the whole vocabulary, the same on every machine. Their number is 64, or 16 for a model of more than a
+// billion parameters, because a CPU takes seconds for more. It is at most half of the model's positions, and at
+// least 2.
 inline std::vector<Token> probe_text(const ModelConfig& config) {
   const std::int64_t tokens_max = config.parameters() > 1'000'000'000 ? 16 : 64;
   const std::int64_t tokens = std::max<std::int64_t>(2, std::min(tokens_max, config.positions_max / 2));

@@ -22,16 +22,16 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPassesBeforeRaisingLimits = 512;    // after a shortage of memory
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // values in memory at a time: 256 MiB
+constexpr std::int64_t kPassesBeforeRaisingLimits = 512;    // since the last shortage of memory
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // logits in memory at a time: 256 MiB in fp32
 
-// The sequences with the same prompt.
+// A prompt, which several sequences may share.
 struct Prompt {
-  std::int64_t members = 0;           // in the batch, waiting ones included
-  std::int64_t users = 0;             // running ones that use these pages
-  std::uint64_t weights_version = 0;  // State::weights_version at the prefill of these pages
-  Pages pages;                        // held while there are users; empty: not prefilled
-  Tensor hidden;                      // [hidden], of the prompt's last token
+  std::int64_t members = 0;           // sequences of the batch with this prompt, waiting ones included
+  std::int64_t users = 0;             // running rows that were given `pages`
+  std::uint64_t weights_version = 0;  // State::weights_version when `pages` were filled
+  Pages pages;                        // the prompt's keys and values; released with the last user; empty: none
+  Tensor hidden;                      // [hidden], hidden state of the prompt's last token; set while there are pages
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
@@ -40,36 +40,36 @@ struct Row {
   Sequence sequence;
   Prompts::iterator prompt;
   bool uses_prompt_pages = false;  // counted in Prompt::users
-  bool ended = false;
+  bool ended = false;              // to be erased from State::running
   Generation generation;
   std::vector<Span> spans;
-  Pages pages;  // of the prompt and all tokens but the last
+  Pages pages;  // keys and values of the prompt and of all sampled tokens but the last
 
   std::int64_t text_tokens() const { return std::ssize(sequence.prompt) + std::ssize(generation.tokens); }
 };
 
-// A text to prefill, or one whose pages are cached, and the rows that share it.
+// A text (a prompt and the tokens sampled so far) that waiting rows need in the cache.
 struct PrefillText {
   std::vector<Row*> rows;  // several only if the text is their common prompt
-  bool is_cached = false;
-  Pages pages = {};  // where its keys and values go
+  bool is_cached = false;  // the prompt's pages exist, so nothing is prefilled
+  Pages pages = {};        // receives the text's keys and values; empty if cached
 };
 
-// The first `rows` waiting rows, and their needs.
+// The waiting rows that run next: the first `rows` of them, and what they need.
 struct Admission {
   std::int64_t rows = 0, pages = 0, texts_to_prefill = 0, longest_text_tokens = 0;
   std::vector<PrefillText> texts = {};
 };
 
-// Converts an exception of libtorch. Its allocators report a lack of memory in words ("can't allocate memory", "CUDA
-// out of memory"); the types of their exceptions differ between releases.
+// The error for an exception of libtorch with the text `what`. A lack of memory is found by the text ("can't allocate
+// memory", "CUDA out of memory"), because the exception's type differs between releases.
 Error libtorch_error(std::size_t rows, std::string_view what) {
   const bool is_out_of_memory = what.find("memory") != std::string_view::npos;
   return fail(is_out_of_memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows,
               rows == 1 ? "" : "s", what);
 }
 
-// Runs a pass over `rows` rows, and converts its exceptions.
+// Calls pass(), which runs `rows` rows through the model, and returns its exceptions as errors.
 template <class Pass>
 Status run_catching_errors(std::size_t rows, const Pass& pass) {
   try {
@@ -90,17 +90,17 @@ struct RunningBatch::State {
   std::shared_ptr<Transformer> model;
   BatchLimits limits;
   PagedCache cache;
-  std::unique_ptr<cuda::Decoder> decoder;  // null: libtorch's operations sample
+  std::unique_ptr<cuda::Decoder> decoder;  // null: passes use libtorch's operations
   Prompts prompts;
   std::set<std::uint64_t> ids;
-  std::deque<std::unique_ptr<Row>> waiting;   // oldest first; all are younger than the running ones
+  std::deque<std::unique_ptr<Row>> waiting;   // oldest first; all were added after the running ones
   std::vector<std::unique_ptr<Row>> running;  // oldest first
-  std::vector<Ended> ended;                   // since the last step
+  std::vector<Ended> ended;                   // not yet returned by step() or interrupt()
   std::uint64_t version = 0;                  // of the policy, recorded in spans
   std::uint64_t weights_version = 0;          // counts changes of the weights; prompt pages of older ones are stale
-  std::int64_t rows_max, prefill_tokens_max;  // current limits due to memory
+  std::int64_t rows_max, prefill_tokens_max;  // the limits of `limits`, lowered while memory is short
   std::int64_t passes = 0;                    // since the last shortage of memory
-  bool admit_only_when_empty = false;         // after a shortage of memory for one prefill
+  bool admit_only_when_empty = false;         // after memory was too short to prefill a single text
 
   State(std::shared_ptr<Transformer> shared_model, BatchLimits batch_limits)
       : model(std::move(shared_model)),
@@ -120,12 +120,13 @@ struct RunningBatch::State {
     cache.release(prompt.pages);
     prompt.hidden = Tensor();
   }
-  // Removes the row; the caller erases it from its list.
+  // Removes the row from all members but `waiting` and `running`; the caller erases it there.
   void unregister_row(Row& row) {
     release_pages(row);
     ids.erase(row.sequence.id);
     if (--row.prompt->second.members == 0) prompts.erase(row.prompt);
   }
+  // Unregisters the row and appends its generation, or `error`, to `ended`.
   void end(Row& row, std::optional<Error> error = {}) {
     unregister_row(row);
     if (error) {
@@ -152,13 +153,14 @@ struct RunningBatch::State {
   void raise_limits_if_due();
 };
 
-// The uniform number depends only on the seed and the token's index, so that batching and preemption do not change it.
+// How to sample the row's next token. The uniform number depends only on the seed and the token's index, so that
+// batching and preemption do not change it.
 SampleRequest sample_request(const Row& row) {
   const Sampling& sampling = row.sequence.sampling;
   return {.sampling = &sampling, .uniform = Random(sampling.seed, row.generation.tokens.size()).uniform()};
 }
 
-// Samples the next token of each row, from its last token's hidden state (`hidden`: [rows, hidden]).
+// Samples the next token of each row from `hidden` [rows, hidden], the hidden states of the rows' last tokens.
 SampledTokens RunningBatch::State::sample_next(const std::vector<Row*>& rows, const Tensor& hidden) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kLogitsMax / model->config().vocab_size);
   SampledTokens sampled;
@@ -174,8 +176,8 @@ SampledTokens RunningBatch::State::sample_next(const std::vector<Row*>& rows, co
   return sampled;
 }
 
-// Like sample_next(), but runs the CUDA decoder. Each row's pages must have a slot for its last token. nullopt without
-// a decoder, or if the decoder has failed.
+// Runs the rows' last tokens through the CUDA decoder and samples the next ones. Each row's pages must have a slot for
+// its last token. Absent if there is no decoder or it has failed.
 std::optional<SampledTokens> RunningBatch::State::decode(const std::vector<Row*>& rows) {
   if (!decoder) return std::nullopt;
   std::vector<cuda::DecodeRow> decode_rows;
@@ -232,12 +234,12 @@ bool RunningBatch::State::make_room() {
   const auto pages_needed = [&] {
     return std::ssize(running) - std::count_if(running.begin(), running.end(), has_slot);
   };
-  // The limit must allow the pages, and their memory must be available.
+  // free_pages() checks the limit of the cache; reserve() then fails if the memory itself is short.
   while (pages_needed() > cache.free_pages() || !cache.reserve(pages_needed())) {
     if (running.size() == 1) return false;
     preempt_youngest();
   }
-  // Copy on write: a row that shares its last page gets a copy of that page.
+  // Copy on write: a row whose next token would go into a shared page gets a copy of that page.
   std::vector<Row*> copying_rows;
   std::vector<Page> shared_pages, copied_pages;
   for (const auto& row : running) {
@@ -264,7 +266,7 @@ bool RunningBatch::State::make_room() {
   return true;
 }
 
-// Samples one more token for every running row.
+// Samples one more token for every running row. While memory is too short, preempts half of the rows and tries again.
 void RunningBatch::State::run_decode_pass() {
   while (!running.empty()) {
     bool has_room = true;
@@ -290,7 +292,7 @@ void RunningBatch::State::run_decode_pass() {
           sample_next(rows, model->hidden_states(ids.to(model->device()), positions, attention.get()).select(1, 0));
     });
     if (passed && has_room) {
-      for (Row* row : rows) ++row->pages.tokens;
+      for (Row* row : rows) ++row->pages.tokens;  // the pass has stored each last token's keys and values
       append_tokens(rows, sampled);
       return raise_limits_if_due();
     }
@@ -310,7 +312,8 @@ void RunningBatch::State::run_decode_pass() {
   }
 }
 
-// Raises the limits from time to time after a shortage, because memory may be available again.
+// Called after every decoding pass. Doubles the limits, up to those given, after enough passes without a shortage of
+// memory, because memory may be available again.
 void RunningBatch::State::raise_limits_if_due() {
   if (++passes < kPassesBeforeRaisingLimits) return;
   passes = 0;
@@ -319,14 +322,15 @@ void RunningBatch::State::raise_limits_if_due() {
   cache.reset_pages_max();
 }
 
-// Returns the first waiting rows that fit into the cache, after one more page for every running row.
+// The oldest waiting rows: as many as the limits of rows and prefill allow, and as the cache has pages for. Each row
+// needs the pages of its text, and every row, also a running one, one more page for its next tokens.
 Admission RunningBatch::State::admissible() {
   Admission admission;
   while (admission.rows < std::ssize(waiting) &&
          std::ssize(running) + admission.rows < (admit_only_when_empty ? 1 : rows_max)) {
     Row& row = *waiting[static_cast<std::size_t>(admission.rows)];
     const Prompt& prompt = row.prompt->second;
-    const bool is_new = row.generation.tokens.empty();
+    const bool is_new = row.generation.tokens.empty();  // otherwise a preempted row, whose text it does not share
     const auto shared_text = std::find_if(admission.texts.begin(), admission.texts.end(), [&](const PrefillText& text) {
       return is_new && text.rows[0]->prompt == row.prompt && text.rows[0]->generation.tokens.empty();
     });
@@ -353,10 +357,11 @@ Admission RunningBatch::State::admissible() {
   return admission;
 }
 
-// Prefills the texts that are not cached, and samples the next token of every admitted row.
+// Prefills the texts that are not cached, samples the next token of every admitted row, and moves these rows from
+// `waiting` to `running`. After an error, the rows still wait.
 Status RunningBatch::State::prefill(Admission& admission) {
   std::vector<Row*> rows;
-  Tensor hidden;  // [texts to prefill, hidden], of their last tokens
+  Tensor hidden;  // [texts to prefill, hidden]: hidden states of the texts' last tokens
   SampledTokens sampled;
   for (std::int64_t i = 0; i < admission.rows; ++i) rows.push_back(waiting[static_cast<std::size_t>(i)].get());
   const auto passed = run_catching_errors(rows.size(), [&] {
@@ -406,7 +411,7 @@ Status RunningBatch::State::prefill(Admission& admission) {
     Prompt& prompt = text.rows[0]->prompt->second;
     const bool is_new = text.rows[0]->generation.tokens.empty();
     const Tensor text_hidden = text.is_cached ? Tensor() : hidden[index++];
-    if (!is_new || (!text.is_cached && prompt.members == 1)) {  // no other row shares it
+    if (!is_new || (!text.is_cached && prompt.members == 1)) {  // no other row shares the text
       text.rows[0]->pages = std::move(text.pages);
       continue;
     }
@@ -431,11 +436,12 @@ Status RunningBatch::State::prefill(Admission& admission) {
   return ok();
 }
 
-// Prefills waiting rows until no more are admissible. After a shortage of memory, halves the prefill or, if that was a
-// single text, waits until no row is running.
+// Prefills waiting rows until no more are admissible. After a shortage of memory, halves prefill_tokens_max; if only
+// one text was prefilled, that text waits until no row is running.
 void RunningBatch::State::admit_waiting() {
   while (!waiting.empty() && !(admit_only_when_empty && !running.empty())) {
     Admission admission = admissible();
+    // A failed reserve() lowers the cache's limit, so the next admission is smaller.
     if (admission.rows > 0 && !cache.reserve(admission.pages)) continue;
     if (admission.rows == 0) {
       if (!running.empty()) return;

@@ -1,6 +1,6 @@
-// A running batch: sequences join and leave it between passes, and each pass samples one token per running sequence
-// (row). Keys and values are in a paged cache. A sequence that joins is prefilled: one pass stores those of all its
-// tokens. This header does not need libtorch.
+// Generates with a running batch: sequences join and leave it between passes, and each pass samples one token per
+// running sequence (row). Keys and values are in a paged cache. A sequence that joins is prefilled: one pass stores the
+// keys and values of all its tokens. This header does not need libtorch.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,8 +18,8 @@ struct Sequence {
   std::uint64_t id = 0;
   std::vector<Token> prompt;
   Sampling sampling;
-  // Optional; called after every token that does not end the sequence by itself. Returns true to end it, as for a stop
-  // string.
+  // Optional. Called after every token that does not end the sequence by itself. Returns true to end the sequence, for
+  // example at a stop string.
   std::function<bool(std::span<const Token> response)> ends = {};
 };
 
@@ -39,15 +39,16 @@ struct Ended {
 
 struct BatchLimits {
   std::int64_t rows_max = 64;
-  Bytes cache_max{std::uint64_t{4} << 30};  // keys and values; allocated as needed and kept
-  std::int64_t prefill_tokens_max = 8192;   // in one pass, padding included; a longer prompt has a pass of its own
-  bool use_cuda_decoder = true;             // on a GPU: decodes by model/cuda/decoder; false: by libtorch's operations
+  Bytes cache_max{std::uint64_t{4} << 30};  // for keys and values; allocated as needed and kept
+  std::int64_t prefill_tokens_max = 8192;   // in one pass, padding included; a longer text has a pass of its own
+  bool use_cuda_decoder = true;             // on a GPU, use model/cuda/decoder; false: libtorch's operations
 };
 
-// Errors are per sequence:
-// kCorrupt: logits that are not finite.
-// kExhausted: no memory, or no room in cache_max, even as the only row.
-// kInternal: another exception of libtorch in a pass (for all sequences in it), or of `ends`.
+// An error ends a single sequence, unless stated otherwise:
+// - kCorrupt: its logits are not finite.
+// - kExhausted: memory or cache_max does not suffice for it, even as the only row.
+// - kInternal: its function `ends` threw an exception, or libtorch did in a pass; the latter ends all sequences of the
+//   pass.
 // If memory does not suffice for all running rows, the youngest return to the queue. Later they are prefilled again,
 // with the tokens they already have. Use from one thread.
 class RunningBatch {
@@ -63,12 +64,12 @@ class RunningBatch {
   // Samples one token for every running row, admits waiting ones within rows_max and memory, and samples their first
   // tokens. Returns the sequences that have ended.
   std::vector<Ended> step();
-  // Drops a sequence; false if it does not exist.
+  // Removes a sequence without a result. False if the batch has none with this id.
   bool abort(std::uint64_t id);
   // Ends all sequences with their tokens so far (kInterrupted), in order of arrival.
   std::vector<Ended> interrupt();
-  // Sets the version that spans of later tokens name (0 until the first call). Call it after each change of the
-  // weights: stored keys and values stay, but later prompts do not share them.
+  // Sets the version that the spans of later tokens name (0 until the first call). Must be called after each change of
+  // the weights: running rows keep their keys and values, but later prompts do not share them.
   void set_weights_version(std::uint64_t version);
 
   std::size_t running() const;

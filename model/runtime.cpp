@@ -28,9 +28,12 @@ std::optional<Bytes> device_memory(const std::string& device) {
   return bytes ? std::optional(Bytes{*bytes}) : std::nullopt;
 }
 
+bool has_cuda() { return at::Context::hasCUDART(); }
+
 void keep_freed_memory() {
-  // A step allocates a few large blocks, of the size of an embedding. In the heap, they would leave holes that smaller
-  // blocks fill before the next large one. So each large block has its own mapping, which is unmapped when it is freed.
+  // A step allocates a few large blocks, of the size of an embedding. If they were in the heap, smaller blocks would
+  // fill their places before the next step, and the heap would grow. So each large block has a mapping of its own,
+  // which is unmapped when the block is freed.
   constexpr int kLargeBlockBytes = 200 << 20, kFreeHeapBytesMax = 1 << 30;
   ::mallopt(M_MMAP_THRESHOLD, kLargeBlockBytes);
   ::mallopt(M_TRIM_THRESHOLD, kFreeHeapBytesMax);

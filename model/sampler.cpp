@@ -1,4 +1,4 @@
-// Samples the next tokens for RunningBatch and, if tokens are left out, for the CUDA decoder.
+// Samples the next tokens for RunningBatch and, for rows with top_k, top_p or min_p, for the CUDA decoder.
 #include "model/sampler.hpp"
 
 #include <algorithm>
@@ -15,12 +15,12 @@ using torch::Tensor;
 constexpr std::int64_t kSumBlock = 512;              // probabilities that are summed together
 constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // probabilities that justify another thread
 
-// Whether top_p, top_k or min_p can leave out tokens.
+// Whether top_p, top_k or min_p can exclude tokens.
 bool excludes_tokens(const Sampling& sampling) {
   return sampling.temperature > 0 && (sampling.top_p < 1 || sampling.top_k > 0 || sampling.min_p > 0);
 }
 
-// The index at which the cumulative sum of p exceeds `share` of its total.
+// The first index at which the cumulative sum of p exceeds `share` times the total.
 std::int64_t index_at_share(const float* p, std::int64_t count, double share) {
   std::vector<double> sums(static_cast<std::size_t>((count + kSumBlock - 1) / kSumBlock));
   double total = 0;
@@ -42,10 +42,10 @@ std::int64_t index_at_share(const float* p, std::int64_t count, double share) {
   return last_positive;
 }
 
-// The tokens that top_k, top_p and min_p keep, most likely first, with their probabilities.
+// Sets `order` to the tokens that top_k, top_p and min_p keep, most likely first, and `p` to their probabilities.
 void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& sampling,
                         std::vector<std::int32_t>& order, std::vector<float>& p) {
-  // Minus infinity if min_p is 0.
+  // The least log-probability that min_p allows: minus infinity if min_p is 0.
   const float log_p_min = *std::max_element(log_p, log_p + vocab) + static_cast<float>(std::log(sampling.min_p));
   const auto is_likelier = [&](std::int32_t a, std::int32_t b) {
     return log_p[a] != log_p[b] ? log_p[a] > log_p[b] : a < b;
@@ -62,7 +62,8 @@ void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& 
     total = 0;
     for (const std::int32_t token : order) total += double(std::exp(log_p[token]));
   }
-  // A few tokens have most of the probability, so only as many as needed are sorted.
+  // A few tokens usually have most of the probability, so tokens are sorted in parts of growing size until enough are
+  // kept.
   constexpr std::size_t kFirstSorted = 64, kGrowth = 8;
   for (std::size_t sorted = 0, sort_end = kFirstSorted; sorted < order.size(); sorted = sort_end, sort_end *= kGrowth) {
     sort_end = std::min(sort_end, order.size());
@@ -79,8 +80,8 @@ void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& 
   }
 }
 
-// Like the row-wise code of sample_tokens(), but on any device for all rows at once. `by_sorting` is needed for rows
-// that leave out tokens, and for greedy ones (temperature 0), which keep only the most likely token.
+// Samples all rows at once, on any device, by the same rules as the row-wise code of sample_tokens(). `by_sorting` is
+// needed for rows that exclude tokens, and for greedy ones (temperature 0), which keep only the most likely token.
 Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> requests, bool by_sorting) {
   const auto column = [&](auto&& value_of) {  // [rows, 1]
     std::vector<double> values;
@@ -151,7 +152,7 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
     }
     return out;
   }
-  // Row by row, because libtorch's log_softmax() rounds differently with another number of threads.
+  // Row by row, because the rounding of libtorch's log_softmax() depends on the number of threads.
   const Tensor log_p = torch::empty_like(scaled);
   const std::int64_t grain = std::max<std::int64_t>(1, kProbabilitiesMin / vocab);
   parallel_for(std::ssize(requests), grain, [&](std::int64_t begin, std::int64_t end) {
@@ -172,7 +173,7 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
       const float* const row_log_p = log_p.data_ptr<float>() + row * vocab;
       std::int64_t token = 0;
       if (!std::isfinite(*std::max_element(row_log_p, row_log_p + vocab))) {
-        // Keeps the first token; its log-probability is not finite.
+        // The result is token 0, whose log-probability is not finite either; the caller reports that.
       } else if (sampling.temperature == 0) {
         token = std::max_element(row_log_p, row_log_p + vocab) - row_log_p;
       } else if (excludes_tokens(sampling)) {

@@ -1,4 +1,4 @@
-// Samples tokens from logits, each row by its own settings and one uniform number. Private to model/.
+// Samples one token from each row of logits, with settings and a uniform random number for each row. Private to model/.
 #pragma once
 #include <span>
 #include <vector>
@@ -21,9 +21,9 @@ struct SampledTokens {
 };
 
 // Samples from row r of logits fp32 [rows, vocab] by requests[r]. Takes the first token at which the cumulative
-// probability exceeds the uniform number. The order is the vocabulary's; if top_k, top_p or min_p apply, it is from the
-// most likely token down (equal ones in the order of the vocabulary). `batched`: by libtorch's operations on all rows,
-// as on devices other than a CPU.
+// probability exceeds the uniform number. Tokens are in the order of the vocabulary or, if top_k, top_p or min_p apply,
+// from the most likely one down (equal ones in the order of the vocabulary). `batched`: uses libtorch's operations on
+// all rows at once, as always on devices other than a CPU.
 SampledTokens sample_tokens(const torch::Tensor& logits, std::span<const SampleRequest> requests, bool batched = false);
 
 }  // namespace echoline::model

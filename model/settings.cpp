@@ -1,4 +1,4 @@
-// Reads the keys of the run file for the model and its prompts; the learner calls it with the other sections.
+// Reads the keys of the run file for the model, its adapter and its prompts.
 #include "model/settings.hpp"
 
 #include <algorithm>

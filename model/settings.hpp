@@ -1,4 +1,4 @@
-// Keys of the run file for the trained model (section `model`), its adapter (`learner.adapter`) and its prompts (in the
+// The run file's keys for the trained model (section `model`), its adapter (`learner.adapter`) and its prompts (in the
 // sections `task` and `rollout`).
 #pragma once
 #include <filesystem>

@@ -9,13 +9,14 @@
 namespace echoline::model::chat {
 namespace {
 
-constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluation recurses to the same depth
+constexpr std::size_t kDepthMax = 200;  // levels of expressions, and of blocks; parsing and evaluation recurse as deep
 
 template <class... Args>
 Error syntax_error(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "chat template", "line {}: {}", line, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// A token of the template. Its text is the name, the digits, the operator, or the content of the string or text.
 struct Token {
   enum class Kind {
     kText,
@@ -39,6 +40,7 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
+// Appends the code point c.
 void append_utf8(std::string& out, std::uint32_t c) {
   if (c < 0x80) {
     out += static_cast<char>(c);
@@ -57,7 +59,8 @@ void append_utf8(std::string& out, std::uint32_t c) {
   }
 }
 
-// Splits the source into text and the tokens between {{ }} and {% %}; drops comments.
+// Splits the source into text and the tokens between {{ }} and {% %}, without comments. A carriage return, alone or
+// before a newline, becomes a newline.
 class Lexer {
  public:
   explicit Lexer(std::string_view source) {
@@ -79,8 +82,9 @@ class Lexer {
         add_text(text_.substr(position_));
         break;
       }
-      const char type = text_[open + 1];
-      const char sign = open + 2 < text_.size() ? text_[open + 2] : ' ';  // '-' or '+' changes the white space before
+      const char type = text_[open + 1];  // of the tag: '{' for output, '%' for a statement, '#' for a comment
+      // '-' removes the white space before the tag; '+' keeps indentation that lstrip_blocks would remove.
+      const char sign = open + 2 < text_.size() ? text_[open + 2] : ' ';
       std::string text_before = text_.substr(position_, open - position_);
       if (sign == '-') {
         while (!text_before.empty() && is_blank(text_before.back())) text_before.pop_back();
@@ -116,8 +120,8 @@ class Lexer {
   }
   char peek(std::size_t ahead = 0) const { return position_ + ahead < text_.size() ? text_[position_ + ahead] : '\0'; }
 
-  // After the end of a tag: `-` removes all white space; a block or comment removes one newline (trim_blocks) unless
-  // `+`.
+  // Skips white space after the end of a tag. `sign` is the character before the end: with '-', skips all white space.
+  // Otherwise, after a block or comment, skips one newline (trim_blocks), unless `sign` is '+'.
   void trim_after_tag(char sign, bool is_block) {
     const std::size_t start = position_;
     std::size_t end = position_;
@@ -138,7 +142,7 @@ class Lexer {
     return ok();
   }
 
-  // The tokens up to the end of the tag; `type` is its second character.
+  // Appends the tokens up to the end of the tag. `type` is the second character of its opening: '{' or '%'.
   Status lex_tag(char type) {
     const char closing = type == '{' ? '}' : '%';
     const std::size_t first_line = line_;
@@ -166,6 +170,7 @@ class Lexer {
     }
   }
 
+  // Consumes the next characters as long as belongs(character) is true, and returns them.
   template <class Belongs>
   std::string consume_while(Belongs belongs) {
     std::size_t end = position_;
@@ -204,11 +209,12 @@ class Lexer {
       }
       const char escaped = peek(1);
       advance_to(std::min(position_ + 2, text_.size()));
+      // The value of each escape \NAME.
       static constexpr std::string_view kEscapeNames = "nrtbfva\\'\"\n", kEscapeValues = "\n\r\t\b\f\v\a\\'\"";
       const std::size_t name_index = kEscapeNames.find(escaped);
       const std::size_t digits = escaped == 'x' ? 2 : escaped == 'u' ? 4 : escaped == 'U' ? 8 : 0;
       if (name_index != std::string_view::npos) {
-        // A line break after a backslash, the last name, stands for nothing.
+        // The last name, a line break, has no value: a backslash before it continues the line.
         if (name_index < kEscapeValues.size()) out += kEscapeValues[name_index];
       } else if (digits > 0) {
         const std::string hex = text_.substr(position_, digits);
@@ -230,6 +236,7 @@ class Lexer {
     return ok();
   }
 
+  // Appends an operator or bracket. `closers`: see lex_tag().
   Status lex_symbol(std::string& closers) {
     for (const std::string_view symbol : {"==", "!=", "<=", ">=", "//", "**"}) {
       if (text_.compare(position_, 2, symbol) != 0) continue;
@@ -251,11 +258,12 @@ class Lexer {
   }
 
   std::string text_;
-  std::size_t position_ = 0, line_ = 1;
-  bool at_line_start_ = true;
+  std::size_t position_ = 0, line_ = 1;  // index in text_ of the next character, and its line
+  bool at_line_start_ = true;  // whether the position is the start of the template or follows a skipped newline
   std::vector<Token> tokens_;
 };
 
+// Builds the tree from the Lexer's tokens. Each function consumes the tokens of the construct that it parses.
 class Parser {
  public:
   using Node = std::unique_ptr<Expression>;
@@ -284,6 +292,7 @@ class Parser {
     return token().kind == Token::Kind::kOperator && token().text == symbol;
   }
   bool is_word(std::string_view name) const { return token().kind == Token::Kind::kName && token().text == name; }
+  // Goes to the next token, but not beyond the last one, kEnd.
   void advance() { position_ += position_ + 1 < tokens_.size() ? 1 : 0; }
   bool consume(std::string_view symbol) {
     if (!is_operator(symbol)) return false;
@@ -324,7 +333,8 @@ class Parser {
     return ok();
   }
 
-  // Parses statements up to a tag named in `until` (without any, up to the end), and consumes that name.
+  // Parses statements up to a tag named in `until`, consumes that name and sets `ended_by` to it. If `until` is empty,
+  // parses up to the end of the template.
   Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "blocks are nested more than {} deep", kDepthMax);
@@ -361,10 +371,11 @@ class Parser {
     }
   }
 
-  Status tag_statement(const std::string& tag, Statement& s) {
+  // Parses the rest of {% tag ... %}, and of its block if it has one, into `statement`.
+  Status tag_statement(const std::string& tag, Statement& statement) {
     std::string ended_by;
     if (tag == "if") {
-      s.kind = Statement::Kind::kIf;
+      statement.kind = Statement::Kind::kIf;
       for (ended_by = "if"; ended_by != "endif";) {
         Statement::Branch branch;
         const bool is_else = ended_by == "else";
@@ -377,90 +388,90 @@ class Parser {
         } else {
           ECHO_ASSIGN(branch.body, statements({"elif", "else", "endif"}, ended_by));
         }
-        s.branches.push_back(std::move(branch));
+        statement.branches.push_back(std::move(branch));
       }
     } else if (tag == "for") {
-      s.kind = Statement::Kind::kFor;
+      statement.kind = Statement::Kind::kFor;
       do {
         ECHO_ASSIGN(std::string target, expect_name("a loop variable"));
-        s.targets.push_back(std::move(target));
+        statement.targets.push_back(std::move(target));
       } while (consume(","));
       if (!consume_word("in")) return syntax_error(line(), "expected 'in', found {}", describe_token());
-      ECHO_ASSIGN(s.expression, disjunction());
+      ECHO_ASSIGN(statement.expression, disjunction());
       if (consume_word("if")) {
-        ECHO_ASSIGN(s.condition, expression());
+        ECHO_ASSIGN(statement.condition, expression());
       }
       ECHO_TRY(end_of_tag());
-      s.branches.resize(2);
+      statement.branches.resize(2);
       ++loops_;
-      ECHO_ASSIGN(s.branches[0].body, statements({"else", "endfor"}, ended_by));
+      ECHO_ASSIGN(statement.branches[0].body, statements({"else", "endfor"}, ended_by));
       --loops_;
       if (ended_by == "else") {
         ECHO_TRY(end_of_tag());
-        ECHO_ASSIGN(s.branches[1].body, statements({"endfor"}, ended_by));
+        ECHO_ASSIGN(statement.branches[1].body, statements({"endfor"}, ended_by));
       }
     } else if (tag == "set") {
-      s.kind = Statement::Kind::kSet;
+      statement.kind = Statement::Kind::kSet;
       ECHO_ASSIGN(std::string target, expect_name("a variable"));
-      s.targets.push_back(std::move(target));
+      statement.targets.push_back(std::move(target));
       if (consume(".")) {
-        ECHO_ASSIGN(s.attribute, expect_name("an attribute"));
+        ECHO_ASSIGN(statement.attribute, expect_name("an attribute"));
       }
       if (consume("=")) {
-        ECHO_ASSIGN(s.expression, expression());
-      } else if (s.attribute.empty() && token().kind == Token::Kind::kTagEnd) {
-        s.kind = Statement::Kind::kSetText;
-        ECHO_TRY(block("endset", s));
+        ECHO_ASSIGN(statement.expression, expression());
+      } else if (statement.attribute.empty() && token().kind == Token::Kind::kTagEnd) {
+        statement.kind = Statement::Kind::kSetText;
+        ECHO_TRY(block("endset", statement));
       } else {
         return syntax_error(line(), "expected {{% set NAME = VALUE %}} or {{% set NAME %}}, found {} after the name",
                             describe_token());
       }
     } else if (tag == "macro") {
-      s.kind = Statement::Kind::kMacro;
-      ECHO_TRY(macro_signature(s));
-      ECHO_TRY(block_outside_loops("endmacro", s));
-    } else if (tag == "generation") {  // marks the model's own text for trainers; prints it
-      s.kind = Statement::Kind::kScope;
-      ECHO_TRY(block_outside_loops("endgeneration", s));
+      statement.kind = Statement::Kind::kMacro;
+      ECHO_TRY(macro_signature(statement));
+      ECHO_TRY(block_outside_loops("endmacro", statement));
+    } else if (tag == "generation") {  // marks text of the model for trainers; its body is printed
+      statement.kind = Statement::Kind::kScope;
+      ECHO_TRY(block_outside_loops("endgeneration", statement));
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
-      s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
+      statement.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     } else {
-      return syntax_error(s.line,
+      return syntax_error(statement.line,
                           "the tag '{}' is not implemented; known: if, for, set, macro, generation, break, continue",
                           tag.substr(0, 40));
     }
     return end_of_tag();
   }
 
-  // The rest of a tag, and the statements up to the tag `end`, whose name it consumes.
-  Status block(std::string_view end, Statement& s) {
+  // Parses the end of a tag and the statements up to the tag `end`, and consumes the name of that tag.
+  Status block(std::string_view end, Statement& statement) {
     ECHO_TRY(end_of_tag());
     std::string ended_by;
     ECHO_ASSIGN(auto body, statements({end}, ended_by));
-    s.branches.push_back({nullptr, std::move(body)});
+    statement.branches.push_back({nullptr, std::move(body)});
     return ok();
   }
 
-  // A block in which break and continue do not concern the loops around it.
-  Status block_outside_loops(std::string_view end, Statement& s) {
+  // Like block(), but break and continue inside it do not refer to the loops around it.
+  Status block_outside_loops(std::string_view end, Statement& statement) {
     const std::size_t loops_outside = std::exchange(loops_, 0);
-    ECHO_TRY(block(end, s));
+    ECHO_TRY(block(end, statement));
     loops_ = loops_outside;
     return ok();
   }
 
-  // NAME(PARAMETER, PARAMETER = DEFAULT, ...)
-  Status macro_signature(Statement& s) {
+  // Parses NAME(PARAMETER, PARAMETER = DEFAULT, ...).
+  Status macro_signature(Statement& statement) {
     ECHO_ASSIGN(std::string name, expect_name("the name of a macro"));
-    s.targets.push_back(std::move(name));
+    statement.targets.push_back(std::move(name));
     ECHO_TRY(expect("("));
     while (!consume(")")) {
       ECHO_ASSIGN(std::string parameter, expect_name("a parameter"));
-      s.targets.push_back(std::move(parameter));
+      statement.targets.push_back(std::move(parameter));
       if (consume("=")) {
         ECHO_ASSIGN(auto value, expression());
-        s.defaults.push_back(std::move(value));
-      } else if (!s.defaults.empty()) {
+        statement.defaults.push_back(std::move(value));
+      } else if (!statement.defaults.empty()) {
         return syntax_error(line(), "a parameter without default follows one with a default");
       }
       if (!is_operator(")")) ECHO_TRY(expect(","));
@@ -468,6 +479,7 @@ class Parser {
     return ok();
   }
 
+  // A new node; fails if its tree is too deep.
   Result<Node> make(Kind kind, std::size_t line, std::string name, std::vector<Node> parts) {
     auto node = std::make_unique<Expression>();
     node->kind = kind;
@@ -504,7 +516,8 @@ class Parser {
     return node;
   }
 
-  // Left-associative chains of binary operators, lowest precedence first.
+  // Each of the next functions parses a left-associative chain of binary operators. Those of lower precedence come
+  // first.
   Result<Node> disjunction() {
     ECHO_ASSIGN(Node node, conjunction());
     while (is_word("or")) {
@@ -569,7 +582,8 @@ class Parser {
   }
   Result<Node> filtered_operand() { return unary(/*with_filter=*/true); }
 
-  // Replaces `node` by `node symbol <operand>`; the current token is the operator, or its last word.
+  // Replaces `node` by the binary expression of `node` and the operand that `operand` parses. The current token is the
+  // operator, or its last word.
   Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
     const std::size_t start_line = line();
     advance();
@@ -578,6 +592,8 @@ class Parser {
     return ok();
   }
 
+  // Parses an operand with its sign, attributes, subscripts and calls and, if `with_filter`, with its filters and
+  // tests.
   Result<Node> unary(bool with_filter) {
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
@@ -616,6 +632,7 @@ class Parser {
     return node;
   }
 
+  // Extends `node` by the attributes, subscripts and calls that follow it.
   Status postfix(Node& node) {
     while (true) {
       const std::size_t start_line = line();
@@ -636,6 +653,7 @@ class Parser {
     }
   }
 
+  // Extends `node` by [index] or [begin:end:step], after the opening bracket.
   Status subscript(Node& node, std::size_t start_line) {
     std::vector<Node> parts = nodes(std::move(node));
     bool is_slice = false;
@@ -655,6 +673,7 @@ class Parser {
     return ok();
   }
 
+  // Parses (value, ..., name=value, ...): appends the values to `parts` and the names to `keywords`.
   Status arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
     ECHO_TRY(expect("("));
     while (!consume(")")) {
@@ -675,6 +694,7 @@ class Parser {
     return ok();
   }
 
+  // A literal; consumes its last token.
   Result<Node> literal(Value value) {
     const std::size_t start_line = line();
     advance();
@@ -683,6 +703,7 @@ class Parser {
     return node;
   }
 
+  // Parses a literal, a name, (...), [...] or {...}.
   Result<Node> primary() {
     const Token& current = token();
     const std::size_t start_line = current.line;
@@ -746,7 +767,8 @@ class Parser {
   }
 
   std::vector<Token> tokens_;
-  std::size_t position_ = 0, depth_ = 0, loops_ = 0;
+  std::size_t position_ = 0;           // index of the current token
+  std::size_t depth_ = 0, loops_ = 0;  // levels of recursion; loops around the current token
 };
 
 }  // namespace

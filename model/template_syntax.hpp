@@ -1,4 +1,4 @@
-// Parses a chat template into a tree. Private to model/.
+// Parses a chat template into a tree of statements and expressions. Private to model/.
 #pragma once
 #include <memory>
 #include <string>
@@ -24,7 +24,7 @@ struct Expression {
     kTest,         // parts[0] is name(parts[1], ...)
     kNot,          // not parts[0]
     kNegative,     // -parts[0]
-    kBinary,       // parts[0] name parts[1]; and, or, in, arithmetic and comparisons
+    kBinary,       // parts[0] name parts[1], where name is the operator: and, or, in, +, <, ...
     kConditional,  // parts[1] if parts[0] else parts[2], which may be absent
   };
   Kind kind;
@@ -33,7 +33,7 @@ struct Expression {
   Value value;
   std::vector<std::unique_ptr<Expression>> parts;
   std::vector<std::string> keywords;  // names of the last arguments
-  std::size_t depth = 1;              // levels of the tree; bounded, because evaluation recurses
+  std::size_t depth = 1;              // levels of this tree; bounded, because evaluation recurses
 };
 
 struct Statement {
@@ -44,8 +44,8 @@ struct Statement {
     kFor,      // targets in expression (if condition): branches[0]; branches[1] if there was no item
     kSet,      // targets[0] or targets[0].attribute = expression
     kSetText,  // targets[0] = the output of branches[0]
-    kMacro,    // targets[0](targets[1], ...): branches[0]; the last defaults.size() parameters have these values
-    kScope,    // branches[0], whose variables end with it ({% generation %})
+    kMacro,    // defines targets[0](targets[1], ...) as branches[0]; the last parameters have the values `defaults`
+    kScope,    // branches[0], in a scope of its own for variables ({% generation %})
     kBreak,
     kContinue,
   };

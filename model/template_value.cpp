@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kErrorSource = "chat template";
 
+// The value of a boolean or number, by which Python compares them; absent for other values.
 std::optional<double> number(const Value& value) {
   if (const auto* flag = value.as<bool>()) return *flag ? 1 : 0;
   if (const auto* integer = value.as<std::int64_t>()) return static_cast<double>(*integer);
@@ -18,7 +19,7 @@ std::optional<double> number(const Value& value) {
   return std::nullopt;
 }
 
-// White space by Python's str.isspace().
+// Whether Python's str.isspace() is true for the character.
 bool is_space(std::string_view character) {
   if (character.size() == 1) {
     const auto byte = static_cast<unsigned char>(character.front());
@@ -120,7 +121,7 @@ Result<std::string> to_json(const Value& value) {
   if (value.as<None>()) return std::string("null");
   if (const auto* flag = value.as<bool>()) return std::string(*flag ? "true" : "false");
   const auto quoted = [](const std::string& held_text) {
-    return nlohmann::json(held_text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return nlohmann::json(held_text).dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   };
   if (const auto* held_text = value.as<std::string>()) return quoted(*held_text);
   std::string out;

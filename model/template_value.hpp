@@ -1,4 +1,4 @@
-// Values of a chat template with Jinja's operations. Private to model/.
+// The values that a chat template computes with, and Jinja's operations on them. Private to model/.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,12 +15,12 @@ namespace echoline::model::chat {
 
 struct Value;
 using List = std::vector<Value>;
-// In order of insertion; keys are strings. A Value shares it, because a namespace can be changed through each of its
-// names.
+// Entries in order of insertion, with strings as keys. Copies of a Value share its Dict, because a namespace can be
+// changed through each variable that holds it.
 using Dict = std::vector<std::pair<std::string, Value>>;
 
 struct Undefined {
-  std::string name;  // the missing name, for messages
+  std::string name;  // of the missing variable, attribute or element, for messages
 };
 struct None {};
 
@@ -47,16 +47,17 @@ Value from_json(const nlohmann::ordered_json& json);
 const Value* find(const Dict& dict, std::string_view key);
 void set_entry(Dict& dict, std::string_view key, Value value);
 
-// "a string", "a list", "undefined", ... for messages.
+// The value's type for messages, such as "a string" or "a list".
 std::string kind(const Value& value);
+// Whether the value counts as true in a condition.
 bool is_truthy(const Value& value);
-// The text that {{ }} prints. kInvalid for lists and mappings.
+// The text of a value that {{ value }} prints. kInvalid for lists and mappings.
 Result<std::string> text(const Value& value);
 bool equal(const Value& a, const Value& b);
-// json.dumps(value, ensure_ascii=False).
+// The text that Python's json.dumps(value, ensure_ascii=False) returns.
 Result<std::string> to_json(const Value& value);
 
-// Code points of a UTF-8 text; invalid bytes stand for themselves.
+// The code points of a UTF-8 text; each invalid byte is an entry of its own.
 std::vector<std::string_view> characters(std::string_view text);
 // Python's str.strip(), lstrip() and rstrip(). `set`: the code points to remove; null: white space.
 std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);

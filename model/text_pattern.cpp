@@ -14,10 +14,11 @@ namespace {
 
 using tokenizer_json::invalid;
 
-// The property White_Space. PCRE2's \s also has U+180E, which was white space until Unicode 6.3.
+// Members of a character class for the property White_Space. PCRE2's \s also matches U+180E, which was white space
+// until Unicode 6.3.
 constexpr std::string_view kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
 constexpr std::string_view kMongolianSeparator = R"(\x{180e})";
-// Characters of Unicode 15 and 16 by general category. Oniguruma knows them, PCRE2 10.42 does not.
+// The characters of a general category that Unicode 15 and 16 have added. Oniguruma knows them, PCRE2 10.42 does not.
 struct NewCharacters {
   std::string_view category;
   std::uint32_t first, last;
@@ -56,7 +57,7 @@ constexpr NewCharacters kNewCharacters[] = {
     {"So", 0x1face, 0x1facf}, {"So", 0x1fada, 0x1fadc}, {"So", 0x1fadf, 0x1fadf}, {"So", 0x1fae8, 0x1fae9},
     {"So", 0x1faf7, 0x1faf8}, {"So", 0x1fbcb, 0x1fbef}};
 
-// Ranges for a class, to add to the property `name`.
+// Members of a character class: the new characters of the general category `name`, such as Lu, or L for all letters.
 std::string new_characters(std::string_view name) {
   std::string ranges;
   for (const auto& [category, first, last] : kNewCharacters)
@@ -64,11 +65,13 @@ std::string new_characters(std::string_view name) {
   return ranges;
 }
 
+// Members of a character class: the whole general category, as Oniguruma knows it.
 std::string with_new_characters(std::string_view name) {
   return fmt::format(R"(\p{{{}}}{})", name, new_characters(name));
 }
 
-// Oniguruma's \w: alphabetic characters, marks, decimal digits and connectors. PCRE2's has other numbers, and no marks.
+// Members of a character class for Oniguruma's \w: alphabetic characters, marks, decimal digits and connectors. PCRE2's
+// \w also matches other numbers, but no marks.
 std::string word_characters() {
   std::string out = R"(\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
   for (const char* name : {"L", "M", "Nl", "Nd", "Pc"}) out += with_new_characters(name);
@@ -79,7 +82,7 @@ struct FreePcreMatch {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
 
-// Translates one expression. The position is that of the next character of the source.
+// Translates one expression. In its comments, the position is that of the next character of the source.
 class Translator {
  public:
   explicit Translator(std::string_view source) : source_(source) {}
@@ -112,7 +115,7 @@ class Translator {
     return close == 4 || close == 5 ? rest.substr(3, close - 3) : std::string_view();
   }
 
-  // The members of a class for the escapes \s, \w and \d; otherwise empty.
+  // The members of a character class for the escapes \s, \w and \d; empty for other letters.
   static std::string class_members(char letter) {
     switch (letter) {
       case 's':
@@ -126,6 +129,7 @@ class Translator {
     }
   }
 
+  // Appends to `out` the translation of the escape at the position, outside of classes.
   void translate_escape(std::string& out) {
     const char next = position_ + 1 < source_.size() ? source_[position_ + 1] : '\0';
     if (const std::string_view name = category_name(); !name.empty()) {
@@ -149,7 +153,7 @@ class Translator {
            source_.substr(open + 1, position_ - open - 2).find_first_not_of("0123456789,") == std::string_view::npos;
   }
 
-  // Reads a class [...] as PCRE2 writes it. An intersection [a&&[b]] becomes a class behind a look-ahead.
+  // Translates the class [...] at the position. PCRE2 has no intersections, so [a&&[b]] becomes (?:(?=[b])[a]).
   Result<std::string> read_class() {
     std::string out(1, source_[position_++]), condition;
     if (position_ < source_.size() && source_[position_] == '^') out += source_[position_++];
@@ -210,20 +214,20 @@ class Translator {
 
 Result<TextPattern> TextPattern::regex(const std::string& expression) {
   ECHO_ASSIGN(const std::string translated, Translator(expression).run());
-  int code = 0;
-  PCRE2_SIZE offset = 0;
+  int error_code = 0;
+  PCRE2_SIZE error_offset = 0;
   // PCRE2_MULTILINE: ^ and $ match at every line, as in Oniguruma's syntax.
   const std::shared_ptr<pcre2_code> compiled(
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &code, &offset, nullptr),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error_code, &error_offset, nullptr),
       [](pcre2_code* owned) { pcre2_code_free(owned); });
   if (!compiled) {
     std::array<PCRE2_UCHAR, 256> text{};
-    pcre2_get_error_message(code, text.data(), text.size());
+    pcre2_get_error_message(error_code, text.data(), text.size());
     return invalid("'Regex' is {}, a regex that is wrong: {}", tokenizer_json::short_dump(expression),
                    reinterpret_cast<const char*>(text.data()));
   }
-  pcre2_jit_compile(compiled.get(), PCRE2_JIT_COMPLETE);  // without JIT, the interpreter matches
+  pcre2_jit_compile(compiled.get(), PCRE2_JIT_COMPLETE);  // if this fails, PCRE2's interpreter matches
   return TextPattern({}, compiled);
 }
 
@@ -234,7 +238,7 @@ Status TextPattern::find(std::string_view text, std::size_t from, Match& match) 
     if (begin != std::string_view::npos) match = {begin, begin + literal_.size()};
     return ok();
   }
-  // Only the range of the whole match is used.
+  // Has room for the range of the whole match, but not for those of groups, which are not used.
   thread_local const std::unique_ptr<pcre2_match_data, FreePcreMatch> match_data(pcre2_match_data_create(1, nullptr));
   if (!match_data) return fail(Code::kExhausted, "tokenize", "out of memory");
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
@@ -247,7 +251,7 @@ Status TextPattern::find(std::string_view text, std::size_t from, Match& match) 
     return fail(Code::kExhausted, "tokenize", "a regex of tokenizer.json gives up after byte {} (PCRE2 error {})", from,
                 result);
   const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(match_data.get());
-  if (range[1] <= range[0] || range[0] < from)  // an expression that moves the begin of its match
+  if (range[1] <= range[0] || range[0] < from)  // \K in an expression moves the begin of its match
     return fail(Code::kInvalid, "tokenize", "a regex of tokenizer.json matches backwards at byte {}", from);
   match = {range[0], range[1]};
   return ok();

@@ -15,7 +15,7 @@ using tokenizer_json::invalid;
 using tokenizer_json::Json;
 using tokenizer_json::short_dump;
 constexpr std::size_t kDecodersMax = 16, kReplacementsMax = 2, kContentBytesMax = 16;
-constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
+constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
 }  // namespace
 
@@ -29,7 +29,8 @@ Status TokenDecoder::read_step(const Json& step, bool is_last) {
       return invalid("'decoder' Metaspace is {}, expected a character 'replacement'", short_dump(step));
     replacements_.emplace_back(*replacement, " ");
     const std::string* scheme = text_member(step, "prepend_scheme");
-    strips_first_token_ = scheme ? *scheme != "never" : tokenizer_json::is_true(step, "add_prefix_space", true);
+    strips_first_token_ =
+        scheme ? *scheme != "never" : tokenizer_json::is_true(step, "add_prefix_space", /*if_absent=*/true);
   } else if (is_type(step, "Replace") && !has_byte_fallback_ && !has_fuse_) {
     const Json* pattern = member(step, "pattern");
     const std::string* literal = pattern ? text_member(*pattern, "String") : nullptr;
@@ -76,7 +77,7 @@ Result<TokenDecoder> TokenDecoder::read(const Json& root, bool is_byte_level) {
   }
   const Json* list = tokenizer_json::is_type(*found, "Sequence") ? tokenizer_json::member(*found, "decoders") : nullptr;
   if (!list) {
-    ECHO_TRY(decoder.read_step(*found, true));
+    ECHO_TRY(decoder.read_step(*found, /*is_last=*/true));
     return decoder;
   }
   if (!list->is_array() || list->empty() || list->size() > kDecodersMax)
@@ -121,7 +122,7 @@ std::string TokenDecoder::text(const std::vector<Piece>& pieces) const {
   for (std::size_t i = 0, next = 0; i < pieces.size(); i = next) {
     next = i + 1;
     if (pieces[i].is_fallback_byte) {
-      // Consecutive bytes are a text together, or each of them is unreadable.
+      // Consecutive fallback bytes are decoded together. If they are not UTF-8, each becomes U+FFFD.
       std::string bytes(pieces[i].bytes);
       for (; next < pieces.size() && pieces[next].is_fallback_byte; ++next) bytes += pieces[next].bytes;
       if (!utf8_error(bytes)) {

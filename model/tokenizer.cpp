@@ -48,27 +48,28 @@ Result<std::vector<AddedToken>> read_added(const Json& root) {
 }  // namespace
 
 struct Tokenizer::State {
-  std::string source;
+  std::string source;  // the tokenizer.json
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   BytePairs pairs;
   TokenDecoder decoder;
-  AddedTokenFinder added, normalized_added;  // found before and after the text is normalized
+  // `added` is searched for before a text is normalized, `normalized_added` after.
+  AddedTokenFinder added, normalized_added;
   std::unordered_map<std::string, Token> added_ids;
   std::vector<std::string> bytes;                            // by id; empty where there is no token
   std::vector<bool> is_special, is_added, is_fallback_byte;  // by id
   std::vector<Token> prefix;                                 // tokens before a prompt, unless it continues another text
 
   Status read(const Json& root);
-  // `spelling`: the token as tokenizer.json writes it.
+  // Sets the bytes of a token. `spelling` is the token as tokenizer.json writes it.
   void set_bytes(Token id, std::string_view spelling);
   Status set_tokens(const std::vector<AddedToken>& added_tokens);
   Status read_post_processor(const Json& step, bool in_sequence);
 
   std::optional<Token> id_of(std::string_view text) const;
   bool has(Token token) const { return token >= 0 && token < std::ssize(bytes); }
-  // Encodes a section of a text: the part between two added tokens that were found before normalizing. `begins_text`:
-  // nothing is before it, neither text nor an added token. `continues`: it continues another text.
+  // Encodes a section of a text: the part between two added tokens that were found before normalizing. The parameters
+  // are those of PreTokenizer::split().
   Status encode_section(std::string_view text, bool begins_text, bool continues, std::vector<Token>& out) const;
 };
 
@@ -108,12 +109,13 @@ Status Tokenizer::State::set_tokens(const std::vector<AddedToken>& added_tokens)
   return ok();
 }
 
-// Here ByteLevel only affects offsets, which are not used. TemplateProcessing defines the tokens before a text.
+// Sets `prefix`. As a post-processor, ByteLevel only affects offsets, which are not used. TemplateProcessing lists the
+// tokens before and after a text.
 Status Tokenizer::State::read_post_processor(const Json& step, bool in_sequence) {
   if (is_type(step, "ByteLevel")) return ok();
   if (const Json* list = is_type(step, "Sequence") && !in_sequence ? member(step, "processors") : nullptr;
       list && list->is_array()) {
-    for (const Json& processor : *list) ECHO_TRY(read_post_processor(processor, true));
+    for (const Json& processor : *list) ECHO_TRY(read_post_processor(processor, /*in_sequence=*/true));
     return ok();
   }
   if (!is_type(step, "TemplateProcessing"))
@@ -121,7 +123,8 @@ Status Tokenizer::State::read_post_processor(const Json& step, bool in_sequence)
   const Json* single = member(step, "single");
   if (!single || !single->is_array()) return invalid("'post_processor' TemplateProcessing has no list 'single'");
   for (const Json& part : *single) {
-    // Ignores the tokens after the text: they would end it, and a prompt goes on.
+    // "Sequence" is the place of the text. Tokens after it are ignored, because they would end the text, and a prompt
+    // must go on.
     if (part.is_object() && part.contains("Sequence")) return ok();
     const Json* special = member(part, "SpecialToken");
     const std::string* name = special ? tokenizer_json::text_member(*special, "id") : nullptr;
@@ -142,7 +145,7 @@ Status Tokenizer::State::read(const Json& root) {
   ECHO_ASSIGN(decoder, TokenDecoder::read(root, pre_tokenizer.is_byte_level()));
   ECHO_ASSIGN(const std::vector<AddedToken> added_tokens, read_added(root));
   ECHO_TRY(set_tokens(added_tokens));
-  if (const Json* post = member(root, "post_processor")) ECHO_TRY(read_post_processor(*post, false));
+  if (const Json* post = member(root, "post_processor")) ECHO_TRY(read_post_processor(*post, /*in_sequence=*/false));
   if (const Json* unknown = member(*model, "unk_token")) {
     const std::optional<Token> token =
         unknown->is_string() ? id_of(unknown->get_ref<const std::string&>()) : std::nullopt;

@@ -25,32 +25,33 @@ inline constexpr std::string_view kChatEnd = "<|im_end|>";
 // Immutable and cheap to copy. Thread-safe.
 class Tokenizer {
  public:
-  // Parses tokenizer.json with a model of type BPE, byte-level or with characters and byte_fallback. The steps that it
-  // may have: model/normalizer.hpp, pre_tokenizer.hpp and token_decoder.hpp; as post-processor ByteLevel or
-  // TemplateProcessing. kInvalid names the field that is missing, malformed or not implemented.
+  // Parses a tokenizer.json with a model of type BPE, byte-level or with characters and byte_fallback. Its other steps
+  // must be among those listed in normalizer.hpp, pre_tokenizer.hpp and token_decoder.hpp; its post-processor must be
+  // ByteLevel or TemplateProcessing. kInvalid names the field that is missing, malformed or not implemented.
   static Result<Tokenizer> from_json(std::string text);
   static Result<Tokenizer> from_file(const std::filesystem::path& path);
   // One token per byte of `alphabet` (distinct ASCII bytes), in order, without merges, then the added tokens
   // kEndOfText, kChatStart and kChatEnd. Every digit is one token.
   static Result<Tokenizer> characters(std::string_view alphabet);
-  // Like characters() for all 256 bytes, in order, so that it encodes any text.
+  // Like characters(), for all 256 bytes in order, so that the tokenizer can encode any text.
   static Result<Tokenizer> bytes();
 
   // Recognises added tokens inside `text`. A byte or character without a token becomes the unknown token, or is left
-  // out if there is none, as in Hugging Face's tokenizers. A vocabulary without merges is an alphabet and refuses it
-  // (kInvalid). Also kInvalid if `text` is not UTF-8.
-  // `previous`: the token before `text`, if `text` continues others. Then no space is put before it, unless the
-  // tokenizer puts one after every added token and `previous` is one.
+  // out if there is none, as in Hugging Face's tokenizers. In a vocabulary without merges it is an error (kInvalid).
+  // Also kInvalid if `text` is not UTF-8.
+  // `previous` is the token before `text`, if `text` continues other tokens. Then no space is put before `text`, unless
+  // the tokenizer puts one after every added token and `previous` is an added token.
   Result<std::vector<Token>> encode(std::string_view text, std::optional<Token> previous = std::nullopt) const;
-  // The bytes of the tokens where they stand in the middle of a text, so that the results for parts of a response can
-  // be joined. Special tokens are written out unless `skip_special`. Ids outside the vocabulary (padding rows of the
-  // embedding) give nothing.
+  // The bytes of the tokens in the middle of a text, so that the results for parts of a response can be joined. Special
+  // tokens are written out unless `skip_special`. Ids outside the vocabulary (padding rows of the embedding) have no
+  // bytes.
   std::string decode(std::span<const Token> tokens, bool skip_special = false) const;
-  // The same for a whole text, as Hugging Face's decode() returns it: without the space that encode() puts before a
-  // text for some models, and with U+FFFD for what is not UTF-8.
+  // The tokens as a whole text, as Hugging Face's decode() returns it: without the space that encode() puts before a
+  // text for some models, and with U+FFFD in the place of bytes that are not UTF-8.
   std::string decode_text(std::span<const Token> tokens, bool skip_special = false) const;
 
-  // The token for exactly `text`, added tokens first. Without ByteLevel, as the file writes it (U+2581 for a space).
+  // The token for exactly `text`: an added token or, if none has this text, one of the vocabulary. Unless the tokenizer
+  // is byte-level, `text` must be written as in tokenizer.json (U+2581 for a space).
   std::optional<Token> id(std::string_view text) const;
   // The tokens that the post-processor puts before a text, such as Llama 3's begin_of_text. encode() does not add them,
   // because chat templates contain them.

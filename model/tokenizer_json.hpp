@@ -18,7 +18,7 @@ Error invalid(fmt::format_string<Args...> format, Args&&... args) {
 
 // A short dump of a JSON value for messages; never throws, even for invalid UTF-8.
 inline std::string short_dump(const Json& value) {
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
   if (text.size() > kDumpBytesMax) text.replace(kDumpBytesMax, std::string::npos, "...");
   return text;
 }

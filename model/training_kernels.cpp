@@ -14,7 +14,7 @@ const TrainingKernels& training_kernels_named(std::string_view name) {
 #if defined(__x86_64__)
   if (name == kAvx2TrainingKernels.name) return kAvx2TrainingKernels;
   if (name != kPortableTrainingKernels.name)
-    return kAvx512TrainingKernels;  // sets beyond AVX-512 have no training kernels of their own
+    return kAvx512TrainingKernels;  // also for AMX, which has no training kernels of its own
 #else
   (void)name;
 #endif

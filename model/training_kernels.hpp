@@ -1,6 +1,6 @@
-// The arithmetic of a training pass on a CPU besides its matrix products, in fp32, forward and backward: attention,
-// norms, rotations, the gate and the softmax over the vocabulary. For the instruction sets of model/kernels. Private to
-// model/.
+// The arithmetic of a training pass on a CPU except its matrix products, in fp32, forward and backward: attention,
+// norms, rotations, the gate and the softmax over the vocabulary. There is a set of these functions for each
+// instruction set of model/kernels. Private to model/.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -31,18 +31,19 @@ struct TrainingKernels {
   // The gradients of Kernels::rms_norm: writes that of x to dx, and adds that of `weight` to dw.
   void (*rms_norm_backward)(const float* x, const float* weight, const float* dy, std::int64_t count, float eps,
                             float* dx, float* dw);
-  // The gradient of Kernels::rotate. Replaces dy by the gradient of the input x. `weight` null: no norm, dw unused.
+  // The gradients of Kernels::rotate: replaces dy by that of the input x, and adds that of `weight` to dw. If `weight`
+  // is null, there is no norm, and dw is unused.
   void (*rotate_backward)(const float* x, const float* weight, std::int64_t dim, float eps, const float* cos,
                           const float* sin, float* dy, float* dw);
   // out = silu(gate) * up
   void (*gate)(const float* gate, const float* up, std::int64_t count, float* out);
   void (*gate_backward)(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
                         float* d_up);
-  // log softmax(scale * logits)[target], the entropy of the distribution, and the logarithm of the sum of exp(scale *
-  // logits).
+  // Sets `logprob` to log softmax(scale * logits)[target], `entropy` to the entropy of the distribution, and `log_sum`
+  // to the logarithm of the sum of exp(scale * logits).
   void (*score)(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob,
                 float* entropy, float* log_sum);
-  // logits = gradient * d log softmax(scale * logits)[target] / d logits
+  // Replaces the logits by their gradient: gradient * d log softmax(scale * logits)[target] / d logits.
   void (*score_backward)(float* logits, std::int64_t count, float scale, std::int64_t target, float log_sum,
                          float gradient);
 };

@@ -7,20 +7,23 @@
 namespace echoline::model {
 namespace {
 
-// Keys and, approximately, queries per block of scores.
+// Attention computes scores in blocks of kKeys keys and about kQueries queries.
 constexpr std::int64_t kKeys = 64, kQueries = 64;
-// Rows and registers per row of a product's tile. The tile and its operands fit into the processor's registers.
+// A product is computed in tiles of kTileRows rows and kTileVectors registers per row, which fit into the processor's
+// registers together with their operands.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2;
 
+// `count` floats rounded up to whole registers.
 constexpr std::int64_t whole_registers(std::int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-// A matrix whose element (i, j) is at data[i * rows + j * columns].
+// A matrix whose element (i, j) is at data[i * row_stride + j * column_stride].
 struct Operand {
   const float* data;
-  std::int64_t rows, columns;
+  std::int64_t row_stride, column_stride;
 };
 
-// c (+)= a b, of M rows and V registers of columns.
+// One tile of the product c = a b or, with `add`, c += a b: M rows and V registers of columns. `depth` is the number of
+// columns of a and of rows of b.
 template <int M, int V>
 inline void product_tile(Operand a, const float* b, std::int64_t b_stride, std::int64_t depth, float* c,
                          std::int64_t c_stride, bool add) {
@@ -32,7 +35,7 @@ inline void product_tile(Operand a, const float* b, std::int64_t b_stride, std::
     Floats right[V];
     for (int v = 0; v < V; ++v) right[v] = load<Floats>(b + j * b_stride + v * kLanes);
     for (int i = 0; i < M; ++i) {
-      const float left = a.data[i * a.rows + j * a.columns];
+      const float left = a.data[i * a.row_stride + j * a.column_stride];
       for (int v = 0; v < V; ++v) sums[i][v] += right[v] * left;
     }
   }
@@ -40,17 +43,18 @@ inline void product_tile(Operand a, const float* b, std::int64_t b_stride, std::
     for (int v = 0; v < V; ++v) std::memcpy(c + i * c_stride + v * kLanes, &sums[i][v], sizeof(Floats));
 }
 
+// product_tile() for any number of rows.
 template <int V>
 inline void product_rows(Operand a, std::int64_t rows, const float* b, std::int64_t b_stride, std::int64_t depth,
                          float* c, std::int64_t c_stride, bool add) {
-  const auto next = [&](std::int64_t count) { a.data += count * a.rows, c += count * c_stride, rows -= count; };
+  const auto next = [&](std::int64_t count) { a.data += count * a.row_stride, c += count * c_stride, rows -= count; };
   for (; rows >= kTileRows; next(kTileRows)) product_tile<kTileRows, V>(a, b, b_stride, depth, c, c_stride, add);
   if (rows >= 4) product_tile<4, V>(a, b, b_stride, depth, c, c_stride, add), next(4);
   if (rows >= 2) product_tile<2, V>(a, b, b_stride, depth, c, c_stride, add), next(2);
   if (rows >= 1) product_tile<1, V>(a, b, b_stride, depth, c, c_stride, add);
 }
 
-// c (+)= a b: [rows, depth] times [depth, columns]; `columns` is a multiple of kLanes.
+// c = a b or, with `add`, c += a b, for a [rows, depth] and b [depth, columns]. `columns` is a multiple of kLanes.
 inline void multiply(Operand a, std::int64_t rows, const float* b, std::int64_t b_stride, std::int64_t depth,
                      std::int64_t columns, float* c, std::int64_t c_stride, bool add) {
   std::int64_t n = 0;
@@ -92,7 +96,7 @@ inline float dot(const float* x, const float* y, std::int64_t count) {
   return sum;
 }
 
-// Scratch memory of one thread's attention, kept between calls.
+// Buffer `index` of the calling thread, with room for `count` floats. Its memory is kept between calls.
 inline float* scratch(int index, std::int64_t count) {
   static thread_local std::vector<float> buffers[10];
   std::vector<float>& buffer = buffers[index];
@@ -100,7 +104,8 @@ inline float* scratch(int index, std::int64_t count) {
   return buffer.data();
 }
 
-// Copies `tokens` rows of `dim` floats to rows of `width`, padded with zeros, and adds zero rows up to `tokens_to`.
+// Copies `tokens` rows of `dim` floats, `stride` floats apart, to rows of `width` floats padded with zeros. Appends
+// zero rows, up to `tokens_to` rows.
 inline void copy_rows(const float* source, std::int64_t stride, std::int64_t tokens, std::int64_t dim,
                       std::int64_t width, std::int64_t tokens_to, float* target) {
   for (std::int64_t token = 0; token < tokens; ++token, source += stride, target += width) {
@@ -110,7 +115,8 @@ inline void copy_rows(const float* source, std::int64_t stride, std::int64_t tok
   std::fill(target, target + (tokens_to - tokens) * width, 0.0f);
 }
 
-// Copies `tokens` <= kKeys rows of `dim` floats to the columns of [dim, kKeys], padded with zeros.
+// Copies `tokens` <= kKeys rows of `dim` floats, `stride` floats apart, to the columns of a matrix [dim, kKeys] padded
+// with zeros.
 inline void transpose_rows(const float* source, std::int64_t stride, std::int64_t tokens, std::int64_t dim,
                            float* target) {
   for (std::int64_t d = 0; d < dim; ++d) {
@@ -119,15 +125,20 @@ inline void transpose_rows(const float* source, std::int64_t stride, std::int64_
   }
 }
 
-// Queries of consecutive tokens are multiplied with a block of keys together: token after token, with all their heads.
+// The number of tokens whose queries are multiplied with a block of keys together. Each token has `group` queries, one
+// per head; row r of such a product is the query of head r % group of the token r / group.
 inline std::int64_t tokens_at_a_time(std::int64_t group) { return std::max<std::int64_t>(1, kQueries / group); }
 
+// See TrainingKernels::attend. The softmax goes over blocks of keys: for each row, max_scores, weight_sums and
+// value_sums are the largest score, the sum of the weights and the weighted sum of values so far, with weights relative
+// to the largest score. When a block has a larger score, these sums are scaled down first. The keys and values of the
+// first segment, which may be a prefix, stay in their buffers for the other segments.
 void attend_segments(const AttentionHead& head, const Segment* segments, std::int64_t count, float* out,
                      std::int64_t out_stride, float* sums, std::int64_t sums_stride) {
   const std::int64_t group = head.group, dim = head.dim, width = whole_registers(dim);
   const std::int64_t step = tokens_at_a_time(group), rows_max = step * group;
   const auto blocks_of = [](const Segment& segment) { return (segment.count + kKeys - 1) / kKeys; };
-  std::int64_t own_blocks_max = 0;  // key blocks of a segment other than the first, at most
+  std::int64_t own_blocks_max = 0;  // the most blocks of keys of a segment other than the first
   for (std::int64_t segment_index = 1; segment_index < count; ++segment_index)
     own_blocks_max = std::max(own_blocks_max, blocks_of(segments[segment_index]));
   const std::int64_t prefix_blocks = blocks_of(segments[0]);
@@ -166,9 +177,11 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
         const std::int64_t key_count =
             std::min(kKeys, (is_own_block ? first_query + tokens : segments[0].count) - first);
         const std::int64_t columns = whole_registers(key_count);
-        multiply({queries, dim, 1}, rows, keys + block * dim * kKeys, kKeys, dim, columns, scores, kKeys, false);
+        multiply({queries, dim, 1}, rows, keys + block * dim * kKeys, kKeys, dim, columns, scores, kKeys,
+                 /*add=*/false);
         for (std::int64_t row = 0; row < rows; ++row) {
           float* const row_scores = scores + row * kKeys;
+          // A query attends to all keys of the prefix, and to its segment's keys up to its own.
           const std::int64_t visible_keys =
               is_own_block ? std::min(key_count, first_query + row / group + 1 - first) : key_count;
           if (visible_keys <= 0) {
@@ -185,8 +198,9 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
             for (std::int64_t d = 0; d < width; ++d) value_sums[row * width + d] *= rescale;
         }
         multiply({scores, kKeys, 1}, rows, values + block * kKeys * width, width, key_count, width, value_sums, width,
-                 true);
+                 /*add=*/true);
       }
+      // The output is the weighted mean of the values.
       for (std::int64_t row = 0; row < rows; ++row) {
         const std::int64_t token = own.begin + first_query + row / group, head_index = row % group;
         const float scale = 1 / weight_sums[row];
@@ -198,6 +212,9 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
   }
 }
 
+// See TrainingKernels::attend_backward. For each block of keys, goes through the queries that attend to it. `scores`
+// become the weights of the softmax, and `slopes` the gradients of the scores: weight * (output gradient . value -
+// output gradient . output).
 void attend_segments_backward(const AttentionHead& head, const Segment* segments, std::int64_t count, const float* out,
                               const float* out_gradient, std::int64_t out_stride, const float* sums,
                               std::int64_t sums_stride, float* dq, float* dk, float* dv) {
@@ -213,6 +230,7 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
   float* const value_gradients = key_gradients + kKeys * width;
   float* const scores = scratch(5, 2 * rows_max * kKeys);
   float* const slopes = scores + rows_max * kKeys;
+  // Calls use_token(token, index of its first query's row).
   const auto for_each_token = [&](const Segment& segment, std::int64_t first_query, std::int64_t tokens,
                                   auto&& use_token) {
     for (std::int64_t token = 0; token < tokens; ++token) use_token(segment.begin + first_query + token, token * group);
@@ -229,7 +247,8 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
       transpose_rows(k, head.stride, key_count, dim, transposed_keys);
       transpose_rows(head.v + (owner.begin + first) * head.stride, head.stride, key_count, dim, transposed_values);
       std::fill_n(key_gradients, 2 * kKeys * width, 0.0f);
-      // The owner attends to these keys. If it is the prefix, all segments do.
+      // Only the owner, the segment of these keys, attends to them; if the owner is the first segment, all others do,
+      // too.
       const std::int64_t segments_end = owner_index == 0 ? count : owner_index + 1;
       for (std::int64_t segment_index = owner_index; segment_index < segments_end; ++segment_index) {
         const bool is_owner = segment_index == owner_index;
@@ -242,8 +261,9 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
             copy_rows(out_gradient + token * out_stride, dim, group, dim, width, group, gradients + row * width);
             copy_rows(dq + token * head.stride, dim, group, dim, width, group, query_gradients + row * width);
           });
-          multiply({queries, width, 1}, rows, transposed_keys, kKeys, dim, columns, scores, kKeys, false);
-          multiply({gradients, width, 1}, rows, transposed_values, kKeys, dim, columns, slopes, kKeys, false);
+          // Scores of these queries, and the products of output gradients and values.
+          multiply({queries, width, 1}, rows, transposed_keys, kKeys, dim, columns, scores, kKeys, /*add=*/false);
+          multiply({gradients, width, 1}, rows, transposed_values, kKeys, dim, columns, slopes, kKeys, /*add=*/false);
           for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
             const std::int64_t visible_keys =
                 is_owner ? std::min(key_count, token - owner.begin + 1 - first) : key_count;
@@ -259,9 +279,10 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
               std::fill(row_slopes + visible_keys, row_slopes + columns, 0.0f);
             }
           });
-          multiply({scores, 1, kKeys}, key_count, gradients, width, rows, width, value_gradients, width, true);
-          multiply({slopes, 1, kKeys}, key_count, queries, width, rows, width, key_gradients, width, true);
-          multiply({slopes, kKeys, 1}, rows, keys, width, key_count, width, query_gradients, width, true);
+          // Adds to the gradients of values, keys and queries.
+          multiply({scores, 1, kKeys}, key_count, gradients, width, rows, width, value_gradients, width, /*add=*/true);
+          multiply({slopes, 1, kKeys}, key_count, queries, width, rows, width, key_gradients, width, /*add=*/true);
+          multiply({slopes, kKeys, 1}, rows, keys, width, key_count, width, query_gradients, width, /*add=*/true);
           for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
             for (std::int64_t head_index = 0; head_index < group; ++head_index)
               std::copy_n(query_gradients + (row + head_index) * width, dim,
@@ -278,6 +299,7 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
   }
 }
 
+// dx may be dy.
 void rms_norm_backward(const float* x, const float* weight, const float* dy, std::int64_t count, float eps, float* dx,
                        float* dw) {
   Floats lanes = {};
@@ -296,6 +318,7 @@ void rms_norm_backward(const float* x, const float* weight, const float* dy, std
 void rotate_backward(const float* x, const float* weight, std::int64_t dim, float eps, const float* cos,
                      const float* sin, float* dy, float* dw) {
   const std::int64_t half = dim / 2;
+  // The transpose of the rotation in Kernels::rotate.
   for (std::int64_t i = 0; i < half; ++i) {
     const float a = dy[i], b = dy[i + half];
     dy[i] = a * cos[i] + b * sin[i + half];
@@ -320,7 +343,7 @@ void gate_backward(const float* gate, const float* up, const float* dy, std::int
 void score(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob, float* entropy,
            float* log_sum) {
   const float max_logit = largest(logits, count);
-  // fp32 sums over a part are added in fp64, because an fp32 sum over a vocabulary loses digits.
+  // Sums over a part are in fp32, the sums of the parts in fp64, because an fp32 sum over a vocabulary loses digits.
   constexpr std::int64_t kPartLogits = 1024;
   double sum = 0, weighted_sum = 0;
   for (std::int64_t first = 0; first < count; first += kPartLogits) {
@@ -356,6 +379,7 @@ void score_backward(float* logits, std::int64_t count, float scale, std::int64_t
 }  // namespace
 }  // namespace echoline::model
 
+// The set of these training kernels.
 #define ECHOLINE_TRAINING_KERNELS(name)                                                                               \
   {                                                                                                                   \
     name, attend_segments, attend_segments_backward, rms_norm_backward, rotate_backward, gate_forward, gate_backward, \

@@ -1,5 +1,5 @@
-// Implements the estimate of the memory for training. The terms follow the tensors of training_ops.cpp, device_ops.cpp
-// and transformer.cpp.
+// Implements the estimate of the memory for training. It adds up the tensors that training_ops.cpp, device_ops.cpp and
+// transformer.cpp create, so it must change with them.
 #include "model/training_memory.hpp"
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 namespace echoline::model {
 namespace {
 
-constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 25;  // in memory at a time in training_ops.cpp
-constexpr double kLogitBytesAtOnce = 1 << 29;                  // in memory at a time in device_ops.cpp
-constexpr double kProgramBytes = 250e6;                        // with its libraries, measured
+constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 25;  // kLogitsMax of training_ops.cpp
+constexpr double kLogitBytesAtOnce = 1 << 29;                  // kLogitBytes of device_ops.cpp
+constexpr double kProgramBytes = 250e6;                        // of the program with its libraries, measured
 constexpr double kUpdateValues = 1 << 20;                      // values that the optimiser updates at a time
 
 Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
@@ -18,12 +18,12 @@ Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
 }  // namespace
 
 TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& shape) {
-  // With an adapter only its weights are trained: the others have no gradients, masters and moments.
+  // With an adapter, only its weights are trained. The others have no gradients, masters and moments.
   const auto adapter = static_cast<double>(config.adapter_parameters());
   const auto weights = static_cast<double>(config.parameters()) + adapter;
   const double trained = config.adapter ? adapter : weights;
   const double element_bytes = shape.bf16 ? 2 : 4;
-  // Sequences are packed: the allowed number of tokens, or one longer sequence.
+  // Sequences are packed, up to microbatch_tokens, or one sequence that is longer. The last token is not an input.
   const auto tokens =
       static_cast<double>(std::max(shape.microbatch_tokens, std::max<std::int64_t>(2, shape.sequence_tokens) - 1));
   const auto hidden = static_cast<double>(config.hidden_size), inner = static_cast<double>(config.intermediate_size);
@@ -31,15 +31,15 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
              kv = static_cast<double>(config.kv_heads * config.head_dim);
   const auto layers = static_cast<double>(config.layers), vocabulary = static_cast<double>(config.vocab_size);
 
-  // Per layer and token. In fp32 on a CPU, the hand-written gradients need the inputs and outputs of two norms,
-  // queries, keys and values before and after the rotation, the result of attention, gate, up and their product.
-  // Otherwise libtorch also keeps fp32 copies in norms, and silu(gate). On a device our own kernels keep as little, and
-  // in bf16 the heads are rotated again for the gradient.
+  // Bytes per layer and token that are kept for the gradient. In fp32 on a CPU, the hand-written gradients need the
+  // inputs and outputs of two norms, queries, keys and values before and after the rotation, the result of attention,
+  // gate, up and their product. In bf16 on a CPU, libtorch also keeps fp32 copies in norms, and silu(gate). On a GPU,
+  // our own kernels keep as little as in fp32 on a CPU, and in bf16 the backward pass rotates the heads again.
   const bool keeps_little = !shape.bf16 || shape.on_device, rotates_again = shape.bf16 && shape.on_device;
   const double norm_bytes = 2 * hidden * (keeps_little ? 2 * element_bytes : 4 + 2 * element_bytes);
   const double rotated_bytes = keeps_little ? (q + 2 * kv) * element_bytes : (q + kv) * (config.qk_norm() ? 8 : 0);
-  // libtorch's fp32 attention keeps keys and values once per query head, and those after a shared prompt once per 256
-  // queries.
+  // On a GPU in fp32, libtorch's attention keeps keys and values once per query head, and for responses to a shared
+  // prompt once per 256 queries.
   const double key_copies = 1.5 + static_cast<double>(shape.sequence_tokens) / 512;
   const double kept_values = rotates_again ? q : shape.on_device ? 2 * q + 2 * kv + 2 * key_copies * q : 2 * q + 2 * kv;
   const double attention_bytes = kept_values * element_bytes + static_cast<double>(config.heads) * 4;
@@ -50,8 +50,8 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const double layer_bytes = tokens * (norm_bytes + rotated_bytes + attention_bytes + mlp_bytes + low_rank_bytes);
   const double hidden_bytes = tokens * hidden * element_bytes;
 
-  // The head: the logits of a part of the rows, on a CPU in bf16 a second time in fp32; and its weight's gradient, an
-  // fp32 sum if there are several parts.
+  // lm_head needs the logits of a part of the rows (on a CPU in bf16 and in fp32), and its
+  // weight's gradient, which is an fp32 sum if there are several parts.
   const double part_rows = shape.on_device
                                ? std::max(256.0, std::floor(kLogitBytesAtOnce / (element_bytes * vocabulary)))
                                : std::max(1.0, std::floor(static_cast<double>(kLogitsAtOnce) / vocabulary));
@@ -65,7 +65,7 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
       (has_several_parts
            ? std::max(logit_bytes + 4 * trained_embedding_values, trained_embedding_values * (shape.bf16 ? 6 : 4))
            : std::max(logit_bytes, (logits_at_once + trained_embedding_values) * element_bytes));
-  // Scoring responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
+  // Responses are scored before the step, in fp32 on a CPU. The update processes a part of a tensor at a time.
   const double scoring_bytes =
       shape.on_device ? logit_bytes : 4 * logits_at_once + (shape.bf16 ? 4 * embedding_values : 0);
   const double largest_trained_values = config.adapter
@@ -73,11 +73,13 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
                                             : std::max(embedding_values, inner * hidden);
   const double update_bytes =
       shape.on_device ? 0 : std::min(kUpdateValues, largest_trained_values) * (shape.int8_moments ? 38 : 14);
-  // The last moment: the embedding's gradient, plus the head's if both are one tensor; bf16 gradients are not summed
-  // yet.
+  // At the end of the backward pass: the embedding's gradient, with the head's if both are one tensor, and all bf16
+  // gradients, which are not summed yet.
   const double last_bytes =
       (config.tie_embeddings ? 2 : 1) * trained_embedding_values * element_bytes + (shape.bf16 ? 2 * trained : 0);
-  // The gradients of the first layers: one layer's activations, and its gradients in transit.
+  // While the backward pass is in the first layers: the bf16 gradients of the layers, and the head's gradient, which
+  // waits for the embedding's if both are one tensor. Below, one layer's activations stand for its gradients in
+  // computation.
   const double waiting_bytes = config.tie_embeddings ? trained_embedding_values * element_bytes : 0;
   const double layer_gradient_bytes = (shape.bf16 ? 2 * (trained - trained_embedding_values) : 0) + waiting_bytes;
 

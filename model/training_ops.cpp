@@ -1,4 +1,5 @@
-// Defines the operations with gradients of a training pass on a CPU, and chooses between them and those of device_ops.
+// Defines the operations of a training pass, and chooses between the CPU's kernels, device_ops and libtorch's
+// functions.
 #include "model/training_ops.hpp"
 
 #include <torch/version.h>
@@ -20,16 +21,17 @@ using torch::autograd::variable_list;
 
 namespace {
 
-constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function per part
-// The gradient of a norm's weight is summed over this many rows, then over the parts, so that the order does not depend
-// on the number of threads.
+constexpr std::int64_t kPartValues = 1 << 15;  // values that justify another thread in an element-wise function
+// The gradient of a norm's weight is first summed over parts of so many rows, then over the parts. So the order of the
+// additions does not depend on the number of threads.
 constexpr std::int64_t kPartRows = 64;
-constexpr std::int64_t kQueriesMax = 256;                   // tokens per block of scores, with libtorch's products
+constexpr std::int64_t kQueriesMax = 256;                   // tokens per block of scores in libtorch's attention
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits in memory at a time: 128 MiB
 constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
 
 bool uses_cpu_kernels(const Tensor& x) { return x.is_cpu() && x.scalar_type() == torch::kFloat; }
 
+// Calls f(row) for each row of `row_values` values.
 template <class F>
 void parallel_for_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
   parallel_for(rows, std::max<std::int64_t>(1, kPartValues / std::max<std::int64_t>(1, row_values)),
@@ -38,7 +40,7 @@ void parallel_for_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
                });
 }
 
-// Calls f(row, sum), which adds `width` floats to `sum`. Returns the sum over all rows.
+// Calls f(row, sum) for each row, which must add the row's `width` floats to `sum`. Returns the sum over all rows.
 template <class F>
 Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
   const std::int64_t parts = (rows + kPartRows - 1) / kPartRows;
@@ -52,7 +54,7 @@ Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
   return sums.sum(0);
 }
 
-// In the backward functions, dx is the gradient of x, and a slope is the gradient of a result.
+// In the backward functions, dx is the gradient of the loss with respect to x; a slope is that of a result.
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, double eps) {
     const Tensor x = input.contiguous(), out = torch::empty_like(x);
@@ -96,7 +98,7 @@ struct JointProduct : torch::autograd::Function<JointProduct> {
   }
 };
 
-// Without norms of heads, q_norm and k_norm are empty, because a Function takes no undefined tensors.
+// See rotate(). Without norms, q_norm and k_norm are empty, because a Function takes no undefined tensors.
 struct Rotated : torch::autograd::Function<Rotated> {
   static const float* norm_of(const Tensor& weight) { return weight.numel() > 0 ? weight.data_ptr<float>() : nullptr; }
 
@@ -177,7 +179,7 @@ struct Gated : torch::autograd::Function<Gated> {
   }
 };
 
-// Groups of consecutive segments: a prefix and the segments that share it.
+// Divides segments into families: a prefix segment and the segments that share it, or a segment without either.
 struct Families {
   const Segment* segments;
   std::vector<std::int64_t> first_segment;  // first segment of each family; the last entry is the end
@@ -207,6 +209,7 @@ struct HeadCounts {
   std::int64_t group() const { return heads / kv_heads; }
 };
 
+// The kernels' view of one key-value head of qkv [tokens, heads + 2 kv_heads, dim].
 AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv_head) {
   return {.q = qkv + kv_head * head_counts.group() * dim,
           .k = qkv + (head_counts.heads + kv_head) * dim,
@@ -216,8 +219,8 @@ AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim
           .dim = dim};
 }
 
-// The keys and values that queries [first_query, first_query + count) of a segment attend to: those of its prefix and
-// its own up to them.
+// The keys and values that the queries [first_query, first_query + count) of a segment attend to: those of the prefix
+// segment, and those of the segment itself up to the last of these queries.
 struct VisibleKeys {
   const Segment &own, *prefix;
   std::int64_t first_query, count;
@@ -226,7 +229,8 @@ struct VisibleKeys {
     const Tensor own_rows = all.narrow(0, own.begin, first_query + count);
     return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), own_rows}) : own_rows).transpose(0, 1);
   }
-  void scatter_add(const Tensor& all, const Tensor& part) const {  // the inverse of gather()
+  // Adds `part`, which has the shape of a result of gather(), to the places in `all` from which gather() takes it.
+  void scatter_add(const Tensor& all, const Tensor& part) const {
     const Tensor rows = part.transpose(0, 1);
     if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
     all.narrow(0, own.begin, first_query + count).add_(rows.narrow(0, prefix_tokens(), first_query + count));
@@ -239,7 +243,7 @@ struct VisibleKeys {
   }
 };
 
-// Calls f(visible_keys) for blocks of queries.
+// Calls f with the VisibleKeys of each block of queries.
 template <class F>
 void for_each_query_block(const Tensor& segments, const F& f) {
   const Families families(segments);
@@ -254,7 +258,8 @@ void for_each_query_block(const Tensor& segments, const F& f) {
     }
 }
 
-// [count, heads, ...] of a block of tokens -> [kv_heads, group * count, ...], and the inverse.
+// by_kv_head() turns [count, heads, n] for a block of tokens into [kv_heads, group * count, n]; by_token() is the
+// inverse.
 Tensor by_kv_head(const Tensor& rows, HeadCounts head_counts) {
   return rows.unflatten(1, {head_counts.kv_heads, head_counts.group()})
       .permute({1, 2, 0, 3})
@@ -264,6 +269,8 @@ Tensor by_token(const Tensor& rows, HeadCounts head_counts) {
   return rows.unflatten(1, {head_counts.group(), -1}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
+// See attend_packed(). `sums` are the logarithms of the softmax's denominators. With by_products, uses libtorch's
+// products, otherwise the CPU's kernels.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& segments, std::int64_t heads,
                         std::int64_t kv_heads, bool by_products) {
@@ -366,13 +373,14 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
 #define ECHOLINE_FUSED_ATTENTION 1
-// One call for a single sequence; after a prefix one call per block of queries, with a mask [queries, keys].
+// See AttentionMethod::kFused. Makes one call for a segment without a prefix. For a segment with a prefix, makes one
+// call per block of queries, with a mask [queries, keys].
 Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& segments) {
   const std::int64_t dim = qkv.size(2);
   const Families families(segments);
   std::vector<std::int64_t> counts;
   for (std::int64_t s = 0; s < segments.size(0); ++s) counts.push_back(families.segments[s].count);
-  // Splits once: the gradient of each separately extracted part would be as large as the whole tensor.
+  // Splits the tensor once, because the gradient of each part taken separately would be as large as the whole tensor.
   const auto split_by_segment = [&](std::int64_t first, std::int64_t heads) {
     return qkv.narrow(1, first, heads).split_with_sizes(counts);
   };
@@ -409,7 +417,8 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& seg
 }
 #endif
 
-// sum += gradient^T rows, a number of its rows at a time, because a bf16 product is widened for the addition.
+// Adds gradient^T rows to the fp32 `sum`. Computes some rows of `sum` at a time, to limit the memory of the product,
+// which is bf16 and is widened for the addition.
 void add_product_by_parts(const Tensor& sum, const Tensor& gradient, const Tensor& rows) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
   for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
@@ -418,8 +427,8 @@ void add_product_by_parts(const Tensor& sum, const Tensor& gradient, const Tenso
   }
 }
 
-// Computes logits for a bounded number of rows at a time. The backward pass computes them again, unless all rows are
-// one part on a CPU: then they are kept.
+// See linear_scores(). Computes logits for a part of the rows at a time. The backward pass computes them again, except
+// on a CPU if all rows are one part: then they are kept.
 struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
   static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
   static Tensor logits_of(const Tensor& hidden, const Tensor& weight) {
@@ -445,7 +454,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
         });
         if (keeps_logits) context->saved_data["logits"] = logits;
       } else {
-        // At most two tensors of [rows, vocabulary] at a time.
+        // At most two tensors of [rows, vocabulary] exist at a time.
         const Tensor log_p = logits.div_(temperature).log_softmax(-1);
         logits = Tensor();
         logprobs.narrow(0, begin, count)
@@ -465,7 +474,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
     const double temperature = context->saved_data["temperature"].toDouble();
     const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
-    Tensor kept_logits;  // overwritten below, so a second backward pass computes logits again
+    Tensor kept_logits;  // overwritten below; a second backward pass computes the logits again
     if (const auto saved_logits = context->saved_data.find("logits"); saved_logits != context->saved_data.end()) {
       kept_logits = saved_logits->second.toTensor();
       context->saved_data.erase("logits");

@@ -1,5 +1,6 @@
-// Hand-written parts of a pass with gradients: less memory between forward and backward, and on a CPU fewer passes over
-// it. Uses model/training_kernels in fp32 on a CPU, otherwise libtorch's functions. Private to model/.
+// Operations of a pass, with hand-written gradients. They keep less memory between the forward and the backward pass
+// than libtorch's, and on a CPU read and write it less often. They use model/training_kernels in fp32 on a CPU,
+// device_ops on a GPU that supports it, otherwise libtorch's functions. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 
@@ -8,13 +9,14 @@ namespace echoline::model {
 // x / rms(x) * weight over the last dimension, computed in fp32.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 
-// x joint_weight^T. q, k and v, the weights of queries, keys and values, are the rows of `joint_weight` and the
-// parameters that receive the gradient.
+// x joint_weight^T. `joint_weight` consists of the rows of q, k and v, the weights of queries, keys and values. Its
+// gradient goes to these three parameters.
 torch::Tensor joint_product(const torch::Tensor& x, const torch::Tensor& joint_weight, const torch::Tensor& q,
                             const torch::Tensor& k, const torch::Tensor& v);
 
 struct Rotation {
-  torch::Tensor cos, sin;  // fp32 [positions, dim]; row t has position t % positions. The first half of sin is negated
+  // fp32 [positions, dim]; token t has position t % positions. The first half of each row of sin is negated.
+  torch::Tensor cos, sin;
   torch::Tensor q_norm, k_norm;  // [dim], or undefined
   std::int64_t heads, kv_heads;
   double eps;
@@ -35,14 +37,14 @@ enum class AttentionMethod {
 // kKernels on a CPU, elsewhere kFused if libtorch has it.
 AttentionMethod fastest_attention(const torch::Device& device);
 
-// Attention over packed tokens: qkv [tokens, heads + 2 kv_heads, dim], with the scale of the scores in queries and keys
-// -> [tokens, heads * dim]. Memory is linear in tokens, also in the backward pass, because scores are computed by
-// blocks.
+// Attention over packed tokens by `segments` (model/packed): qkv [tokens, heads + 2 kv_heads, dim] -> [tokens, heads *
+// dim]. The products of queries and keys already contain the scale of the scores. Memory is linear in the number of
+// tokens, also in the backward pass, because scores are computed in blocks.
 torch::Tensor attend_packed(const torch::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                             const torch::Tensor& segments, AttentionMethod method);
 
-// log softmax(hidden weight^T / temperature) at the targets, and the entropy, without gradient. Logits are computed for
-// a bounded number of rows at a time, also in the backward pass.
+// log softmax(hidden weight^T / temperature) at the targets, and the entropy of the distribution, which has no
+// gradient. Logits are computed for a bounded number of rows at a time, also in the backward pass.
 struct LinearScores {
   torch::Tensor logprobs, entropy;  // fp32 [rows]
 };

@@ -22,9 +22,10 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kQueriesMax = 256;  // queries per block of scores, without gradients
+constexpr std::int64_t kQueriesMax = 256;  // queries whose scores are in memory at a time, without gradients
 
-// Registers a parameter under a dotted name, and creates the modules on its path.
+// Registers a parameter under a dotted name. libtorch forbids dots in names, so each part before the last becomes a
+// nested module.
 void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
   torch::nn::Module* module = &root;
   std::size_t begin = 0;
@@ -45,38 +46,40 @@ Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::Tensor
   constexpr std::size_t kHugePageBytes = 2u << 20;
   if (!options.device().is_cpu() || bytes < kHugePageBytes) return torch::empty(shape, options);
   const auto memory = std::make_shared<delta::RawVector<std::byte>>(bytes);
-  c10::profiledCPUMemoryReporter().New(memory->data(), bytes);  // libtorch counts it as its own
+  // Makes libtorch's profiler count this memory like its own.
+  c10::profiledCPUMemoryReporter().New(memory->data(), bytes);
   return torch::from_blob(
       memory->data(), shape, [memory](void* address) { c10::profiledCPUMemoryReporter().Delete(address); }, options);
 }
 
-// Shared by all layers of a pass.
+// The inputs that all layers of a pass share.
 struct Pass {
-  std::int64_t batch, tokens;
-  Tensor cos, sin;       // [positions, head_dim], for Rotation: of all tokens, or of the tokens of each row
-  Attention* attention;  // null: uses the next two members
-  Tensor segments;       // of model/packed
-  AttentionPlan plan;    // of the segments, on a GPU
+  std::int64_t batch, tokens;  // rows, and tokens per row
+  Tensor cos, sin;             // as in Rotation, for all tokens or for the tokens of one row
+  Attention* attention;        // null: the tokens attend by the next two members
+  Tensor segments;             // as made by pack() or uniform_segments() (model/packed)
+  AttentionPlan plan;          // for the segments; only on a GPU
 };
 
-// x weight^T. A CPU computes in fp32 with bf16 weights unless a gradient needs them in one type.
+// x weight^T. On a CPU without gradients, kernels read bf16 weights; otherwise the weight is first converted to the
+// type of x.
 Tensor product(const Tensor& x, const Tensor& weight) {
   if (kernel_product_is_fastest(x, weight)) return cpu_product(x, weight);
   return torch::linear(x, weight.to(x.scalar_type()));
 }
 
-// scale * B (A x)
+// The adapter's addition to a product: scale * B (A x).
 Tensor low_rank_product(const Tensor& x, const Transformer::Layer::LowRank& low) {
   return product(product(x, low.a), low.b) * low.scale;
 }
 
-// As product(), with the weight's adapter.
+// As product(), plus the product of the weight's adapter, if it has one.
 Tensor product(const Tensor& x, const Tensor& weight, const Transformer::Layer::LowRank& low) {
   const Tensor y = product(x, weight);
   return low ? y + low_rank_product(x, low) : y;
 }
 
-// The adapters' part of queries, keys and values; undefined without any.
+// The adapters' additions to queries, keys and values, side by side; undefined if none of the three has an adapter.
 Tensor low_rank_qkv(const Tensor& x, const Transformer::Layer& layer) {
   if (!layer.q_low && !layer.k_low && !layer.v_low) return {};
   const auto part = [&](const Transformer::Layer::LowRank& low, const Tensor& weight) {
@@ -85,12 +88,13 @@ Tensor low_rank_qkv(const Tensor& x, const Transformer::Layer& layer) {
   return torch::cat({part(layer.q_low, layer.q), part(layer.k_low, layer.k), part(layer.v_low, layer.v)}, 1);
 }
 
-// One decoder layer on x [batch * tokens, hidden].
+// Runs the decoder layer `index` on [batch * tokens, hidden].
 Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
                  const Tensor& input) {
   const std::int64_t heads = config.heads, kv_heads = config.kv_heads, dim = config.head_dim;
   const auto [normed_input, residual] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
-  // Queries, keys and values are one product, by kernels if these support the weights.
+  // Queries, keys and values are computed as one product. With gradients, joint_product() passes them to the three
+  // separate parameters.
   Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv) ? cpu_product(normed_input, layer.qkv)
                : layer.q.requires_grad()
                    ? joint_product(normed_input, layer.qkv.to(normed_input.scalar_type()), layer.q, layer.k, layer.v)
@@ -128,10 +132,10 @@ Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index,
   return sum + product(inner, layer.down, layer.down_low);
 }
 
-// A layer of which only the input is kept. The backward pass runs it again and adds the weights' gradients. The model
-// outlives the pass.
+// A layer of which only the input is kept. The backward pass runs the layer again and adds the weights' gradients.
+// Config and layer are saved as addresses, because the model outlives the pass.
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  // Places of the saved tensors.
+  // Indices of the tensors saved for the backward pass.
   enum Saved : std::size_t { kInput, kCos, kSin, kSegments, kQueriesFirst, kKeysFirst, kRows, kCopiesFirst, kCopies };
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
@@ -144,7 +148,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     context->saved_data["batch"] = pass->batch;
     context->saved_data["tokens"] = pass->tokens;
-    return run_layer(*config, *pass, 0, *layer, x);
+    return run_layer(*config, *pass, 0, *layer, x);  // the index matters only to pass->attention, which is null here
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -178,7 +182,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 void use_threads(int threads) {
   torch::set_num_threads(threads);
-  // OpenBLAS with its own thread pool does not follow libtorch; other libraries lack the symbol.
+  // OpenBLAS with a thread pool of its own ignores libtorch's setting. Other BLAS libraries lack the symbol.
   if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(symbol)(threads);
 }
 
@@ -248,8 +252,9 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
       layer.q_norm = add(prefix + "self_attn.q_norm.weight", weight_memory({dim}, options));
       layer.k_norm = add(prefix + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
-    // One product on a GPU, whose code needs weights aligned to 256 bytes.
-    constexpr std::int64_t kAlignedValues = 128;  // of 2 bytes
+    // On a GPU, gate and up share memory, so that they can be one product. Each half must begin at a multiple of 256
+    // bytes, which the GPU's code needs.
+    constexpr std::int64_t kAlignedValues = 128;  // values of 2 bytes in 256 bytes
     const bool has_joint_gate_up = !device.is_cpu() && inner * hidden % kAlignedValues == 0;
     if (has_joint_gate_up) layer.gate_up = weight_memory({2 * inner, hidden}, options);
     const auto half = [&](std::int64_t begin) {
@@ -322,14 +327,15 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
   constexpr std::int64_t kRowsMin = 256;
   const std::int64_t rows = std::min(config_.positions_max, std::max(kRowsMin, 2 * positions));
   const std::int64_t half = config_.head_dim / 2;
-  // Angles in double; query and key each contain a factor head_dim^(-1/4), together the scale of the scores.
+  // Angles are computed in double. cos and sin contain the factor head_dim^(-1/4). It applies to queries and to keys,
+  // so their product contains the scale of the scores, head_dim^(-1/2).
   const Tensor log_frequencies =
       torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
   Tensor radians_per_position = log_frequencies.exp();
   if (config_.rope_scaling) {
     const RopeScaling& scaling = *config_.rope_scaling;
-    const Tensor original_turns = radians_per_position * (double(scaling.original_positions) /
-                                                          (2 * std::acos(-1.0)));  // within the original positions
+    // Full turns of each rotation within the original positions.
+    const Tensor original_turns = radians_per_position * (double(scaling.original_positions) / (2 * std::acos(-1.0)));
     const Tensor unscaled_share =
         ((original_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
     radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / scaling.factor);
@@ -337,6 +343,7 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
   const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
   const double scale = std::pow(double(config_.head_dim), -0.25);
   const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
+  // Value i of a head is rotated together with value i + half.
   rope_cos_ = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
   rope_sin_ = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
 }
@@ -389,7 +396,8 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
     x = x.to(torch::kFloat).contiguous();
     cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
   } else {
-    // A frozen embedding has no gradient, and without one libtorch would leave out the backward pass of Recomputed.
+    // If the embedding is frozen, x needs no gradient. libtorch would then skip Recomputed's backward pass, and with it
+    // the gradients of the adapter.
     if (recompute_ && has_gradients && !attention && !x.requires_grad()) x = x.detach().requires_grad_(true);
     for (std::size_t i = 0; i < layers_.size(); ++i)
       x = recompute_ && has_gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
@@ -408,7 +416,7 @@ Tensor Transformer::forward(const Tensor& ids) { return logits(hidden_states(ids
 TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask, bool as_trained) {
   TORCH_CHECK(ids.dim() == 2 && ids.size(1) >= 2, "ids is not [batch, at least 2 tokens]");
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
-  const std::int64_t score_count = ids.size(1) - 1;  // per row
+  const std::int64_t score_count = ids.size(1) - 1;  // per row: every token but the first is scored
   const std::vector<std::int64_t> shape{ids.size(0), score_count};
   const Tensor hidden = run_layers(ids.narrow(1, 0, score_count), {}, nullptr, {}, /*compute_fp32=*/!as_trained);
   const Tensor targets = ids.narrow(1, 1, score_count).reshape({-1});

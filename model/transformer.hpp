@@ -1,15 +1,17 @@
-// The decoder of the Qwen3, Qwen2 and Llama families on libtorch, with Hugging Face's parameter names.
+// The decoder of the Qwen3, Qwen2, Llama and Mistral families on libtorch, with Hugging Face's parameter names.
 //
-// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 normalises each head of queries and keys. Qwen2
-// adds a bias to queries, keys and values. Llama 3 slows rotary frequencies down for long contexts (RopeScaling).
+// It uses RMSNorm, rotary positions, grouped-query attention and SwiGLU. Qwen3 normalises each head of queries and
+// keys. Qwen2 adds a bias to queries, keys and values. Llama 3 slows rotary frequencies down for long contexts
+// (RopeScaling).
 //
-//   parameters                         | computes without gradients         | computes with gradients
-//   fp32 on a CPU                      | fp32                               | fp32
-//   bf16 on a CPU that only generates  | fp32: half the bytes, same results | (bf16)
-//   bf16 on CUDA                       | bf16                               | bf16
+//   parameters                         | computes without gradients | computes with gradients
+//   fp32 on a CPU                      | in fp32                    | in fp32
+//   bf16 on a CPU that only generates  | in fp32                    | (in bf16)
+//   bf16 on CUDA                       | in bf16                    | in bf16
 //
-// Norms, rotations, the softmax over the vocabulary and sums of gradients are in fp32 everywhere. After a policy was
-// loaded, fp32 parameters have values that are exact in bf16.
+// On a CPU, bf16 parameters take half the memory of fp32 and give the same results. Norms, rotations, the softmax over
+// the vocabulary and sums of gradients are in fp32 everywhere. fp32 parameters that were loaded from a policy hold
+// values that bf16 can represent exactly.
 #pragma once
 #include <memory>
 #include <optional>
@@ -22,18 +24,19 @@
 
 namespace echoline::model {
 
-// Replaces the attention within a pass, for callers that keep keys and values (model/paged_cache).
+// A caller's own attention, which a pass uses in place of attend_packed(). Implemented by callers that keep keys and
+// values (model/paged_cache).
 class Attention {
  public:
   virtual ~Attention() = default;
-  // For one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] -> [batch * tokens, heads *
-  // dim]. q and k already contain the scale of the scores, 1 / sqrt(dim).
+  // Attention of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] ->
+  // [batch * tokens, heads * dim]. The products of q and k already contain the scale of the scores, 1 / sqrt(dim).
   virtual torch::Tensor attend(std::size_t layer, const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v) = 0;
 };
 
-// The default attention: each token attends to itself and earlier tokens of its row. Right padding needs no mask,
-// because a causal model never looks ahead.
+// Causal attention: each token attends to itself and to earlier tokens of its row. Right padding needs no mask, because
+// it comes after all other tokens.
 torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
 // Log-probabilities of given tokens, and the entropy of their distributions.
@@ -42,38 +45,40 @@ struct TokenScores {
   torch::Tensor entropy;   // fp32 [batch, tokens - 1], nats, without gradient
 };
 
-// Not thread-safe. Throws c10::Error for wrong shapes, like every torch module; generate() and weights.hpp do not.
+// Not thread-safe. Throws c10::Error for wrong shapes, like every torch module. The functions of generate.hpp and
+// weights.hpp return errors instead.
 class Transformer : public torch::nn::Module {
  public:
-  // Uninitialised weights on `device`; the type is compute_dtype(device) unless given. Do not call to() afterwards:
-  // model/cuda records the addresses of the weights.
+  // Makes uninitialised weights on `device`; their type is compute_dtype(device) unless given. Do not call to()
+  // afterwards, because model/cuda records the addresses of the weights.
   explicit Transformer(const ModelConfig& config, torch::Device device = torch::kCPU,
                        std::optional<torch::ScalarType> dtype = std::nullopt);
   ~Transformer() override;
 
-  // ids int64 [batch, tokens] -> logits fp32 [batch, tokens, vocab].
+  // The logits fp32 [batch, tokens, vocab] for ids int64 [batch, tokens].
   torch::Tensor forward(const torch::Tensor& ids);
-  // The last layer's normalised hidden states [batch, tokens, hidden], for tokens at the given positions (int64 [batch,
-  // tokens] on the CPU; undefined: 0, 1, ... in every row).
+  // The last layer's normalised hidden states [batch, tokens, hidden]. `positions` are those of the tokens: int64
+  // [batch, tokens] on the CPU; undefined: 0, 1, ... in every row. `attention` null: the tokens attend causally.
   torch::Tensor hidden_states(const torch::Tensor& ids, const torch::Tensor& positions = {},
                               Attention* attention = nullptr);
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
-  // Gives the model, which has none, an adapter, with uninitialised weights. Its products are computed on their own and
-  // never merged: W x + scale * B (A x). kInvalid for an adapter that policy_layout() refuses.
+  // Adds an adapter with uninitialised weights to a model without one. The model computes W x + scale * B (A x); B A is
+  // never merged into W. kInvalid for an adapter that policy_layout() refuses.
   Status add_adapter(const AdapterConfig& adapter);
-  // From now on only the adapter has gradients. Rounds all other weights to bf16, as in a policy.
+  // Freezes all weights but the adapter's: they get no gradients, and are rounded to bf16, as in a policy.
   void freeze_base();
 
-  // Saves memory for gradients at the cost of a second forward pass: keeps only each layer's input and recomputes the
-  // rest.
+  // If on, a pass with gradients keeps only each layer's input, and the backward pass computes the layer again. This
+  // saves memory at the cost of a second forward pass.
   void recompute_layers(bool on) { recompute_ = on; }
 
   // Scores the tokens of right-padded ids [batch, tokens] under softmax(logits / temperature). Computes only the
   // entries with a true `mask` (bool [batch, tokens - 1]; undefined: all); the others are 0. Logits are computed for a
   // bounded number of positions at a time, also in the backward pass.
-  // `as_trained`: uses the parameters' type also without gradients, for comparison with scores that have them.
+  // `as_trained`: computes in the parameters' type also without gradients, for comparison with scores from a pass with
+  // gradients.
   TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
                              bool as_trained = false);
 
@@ -104,8 +109,8 @@ class Transformer : public torch::nn::Module {
   // Computes rope_cos_ and rope_sin_ again if they have fewer rows than `positions`.
   void ensure_rope_covers(std::int64_t positions);
   // Returns [batch * tokens, hidden], before the last norm. Without `attention`, tokens attend by `segments`
-  // (model/packed; undefined: to earlier ones in their row). `compute_fp32`: on a CPU without gradients, also with bf16
-  // parameters.
+  // (model/packed) or, if these are undefined, to themselves and earlier tokens of their row. `compute_fp32`: computes
+  // in fp32 on a CPU without gradients, also with bf16 parameters.
   torch::Tensor run_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
                            const torch::Tensor& segments, bool compute_fp32);
   torch::Tensor apply_last_norm(const torch::Tensor& x) const;
@@ -115,14 +120,14 @@ class Transformer : public torch::nn::Module {
 // machine, because the BLAS otherwise starts a thread per core. Call before the first operation.
 void use_threads(int threads);
 
-// fp32 on a CPU, bf16 elsewhere.
+// The default type of weights: fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
-// "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable if there is no such device.
+// The device called "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable if there is no such device.
 Result<torch::Device> device_named(const std::string& name);
 
-// Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an
-// impossible shape.
+// A model with uninitialised weights, for a policy that is loaded next. Their type is compute_dtype(device) unless
+// given. kInvalid for an impossible shape, kExhausted if memory is short.
 Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU,
                                             std::optional<torch::ScalarType> dtype = std::nullopt);
 

@@ -22,17 +22,15 @@ const utf8proc_uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
 }
 
-// First and last of ranges with class 0 and NFC_Quick_Check Yes, ascending. U+11A7 is listed because utf8proc 2.8 takes
-// it for a part of the Hangul syllable before it.
+// First and last of ranges of characters with combining class 0 and NFC_Quick_Check=Yes, ascending. U+11A7 is listed
+// because utf8proc 2.8 takes it for a part of the Hangul syllable before it.
 constexpr std::pair<char32_t, char32_t> kRangesKeptByNfc[] = {
     {0x0000, 0x02ff}, {0x0388, 0x0482}, {0x048a, 0x0590}, {0x05d0, 0x060f},  {0x061b, 0x064a},
     {0x0671, 0x06d5}, {0x0904, 0x093b}, {0x0e01, 0x0e37}, {0x11a7, 0x11a7},  {0x1e00, 0x1f70},
     {0x2002, 0x20cf}, {0x2190, 0x2328}, {0x232b, 0x2adb}, {0x2e00, 0x3029},  {0x3030, 0x3096},
     {0x309b, 0xa66e}, {0xabee, 0xd7a3}, {0xfe30, 0xffef}, {0x1f000, 0x1faff}};
 
-// Characters newer than Unicode 9 that have a combining class or decompose, as far as utf8proc knows them. Hugging
-// Face's normalizers, with which models are trained, are of Unicode 9: such a character stays, and no mark moves across
-// it.
+// See is_newer_than_unicode9(): first and last of ranges, ascending, of the characters that utf8proc knows.
 constexpr std::pair<char32_t, char32_t> kNewerThanUnicode9[] = {
     {0x07fd, 0x07fd},   {0x0898, 0x089f},   {0x08ca, 0x08d3},   {0x09fe, 0x09fe},   {0x0c3c, 0x0c3c},
     {0x0d3b, 0x0d3c},   {0x0eba, 0x0eba},   {0x0ece, 0x0ece},   {0x1715, 0x1715},   {0x1abf, 0x1ace},
@@ -52,6 +50,7 @@ bool is_in(const std::pair<char32_t, char32_t> (&ranges)[n], char32_t character)
   return range != std::begin(ranges) && character <= std::prev(range)->second;
 }
 
+// Appends `text` as utf8proc maps it by `options`.
 void append_mapped(std::string& out, std::string_view text, int options) {
   utf8proc_uint8_t* mapped = nullptr;
   const auto size = utf8proc_map(bytes_of(text), static_cast<utf8proc_ssize_t>(text.size()), &mapped,
@@ -126,8 +125,9 @@ bool is_word_character(char32_t character) {
 bool is_newer_than_unicode9(char32_t character) { return is_in(kNewerThanUnicode9, character); }
 bool nfc_keeps(char32_t character) { return is_in(kRangesKeptByNfc, character); }
 
-// A plain character is one that nfc_keeps(). Other characters are composed together with the preceding plain one, which
-// they may join. The rest of the text is copied. A newer character ends what is composed together.
+// A plain character is one for which nfc_keeps() is true. Other characters are composed together with the plain one
+// before them, which they may join. The rest of the text is copied. A character newer than Unicode 9 is copied too, and
+// characters after it are not composed with those before it.
 std::string to_nfc(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -188,7 +188,7 @@ std::string to_valid_utf8(std::string_view bytes) {
   const auto at = [&](std::size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0u; };
   for (std::size_t i = 0; i < bytes.size();) {
     const unsigned lead = at(i);
-    // The length of the character, and the range of its second byte.
+    // The length that the first byte announces (0: it begins no character), and the range of the second byte.
     const std::size_t length = lead < 0x80   ? 1
                                : lead < 0xc2 ? 0
                                : lead < 0xe0 ? 2
@@ -197,7 +197,7 @@ std::string to_valid_utf8(std::string_view bytes) {
                                              : 0;
     const unsigned second_min = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const unsigned second_max = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    std::size_t valid = length == 0 ? 0 : 1;  // bytes of the character that are as they must be
+    std::size_t valid = length == 0 ? 0 : 1;  // number of bytes that can begin a character
     while (valid > 0 && valid < length && at(i + valid) >= (valid == 1 ? second_min : 0x80) &&
            at(i + valid) <= (valid == 1 ? second_max : 0xbf))
       ++valid;

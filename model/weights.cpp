@@ -12,12 +12,12 @@ using torch::Tensor;
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 constexpr std::string_view kHead = "lm_head.weight";
 
-// A tensor over memory owned elsewhere; only the owner may write through it.
+// A tensor over memory that another object owns. Callers write through it only if they own that memory.
 Tensor borrow(const std::byte* bytes, const std::vector<std::int64_t>& shape, torch::ScalarType type) {
   return torch::from_blob(const_cast<std::byte*>(bytes), shape, type);
 }
 
-// Converts exceptions of libtorch to Results.
+// Calls body() without gradients, and returns its exceptions as errors.
 template <class Body>
 auto catch_torch_errors(std::string_view operation, Body&& body) -> decltype(body()) {
   try {
@@ -30,7 +30,7 @@ auto catch_torch_errors(std::string_view operation, Body&& body) -> decltype(bod
   }
 }
 
-// The weights by name, in canonical (bytewise) order.
+// The weights with their names, in the order of a policy's tensors: bytewise by name.
 std::vector<std::pair<std::string, Tensor>> sorted_parameters(const Transformer& model) {
   std::vector<std::pair<std::string, Tensor>> out;
   for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
@@ -114,7 +114,7 @@ Result<delta::OwnedState> export_policy(const Transformer& model, const delta::S
         borrow(memory.back().data(), tensor.shape, torch::kBFloat16).copy_(parameters[tensor.name]);
       } else {
         const std::span<const std::byte> bytes = base->bytes(base->find(tensor.name).value());
-        memory.emplace_back(const_cast<std::byte*>(bytes.data()), bytes.size());  // a shared state does not change
+        memory.emplace_back(const_cast<std::byte*>(bytes.data()), bytes.size());  // a shared state is never written
       }
     }
     return delta::OwnedState::over(layout, memory, parts);
@@ -197,7 +197,8 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
 
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written) {
   const auto parameters = sorted_parameters(model);
-  // A state with a repeated tied head, or in fp32, has other tensors than the model. It is loaded as a whole.
+  // A state in fp32, or with a tied head that repeats the embedding, has other tensors than the model. `written` does
+  // not fit the model's weights then, so the whole state is loaded.
   for (std::size_t i = 0; i < state.size(); ++i)
     if (state.size() != parameters.size() || state[i].name != parameters[i].first ||
         state[i].dtype != delta::DType::kBF16 || parameters[i].second.sizes() != state[i].shape)

@@ -11,30 +11,30 @@
 
 namespace echoline::model {
 
-// The weights rounded to bf16 (nearest, ties to even), in canonical order and sealed (delta::OwnedState).
+// A copy of the weights, rounded to bf16 (nearest, ties to even), in canonical order and sealed (delta::OwnedState).
 Result<delta::OwnedState> export_policy(const Transformer& model);
-// As above, into an existing state of policy_layout(), whose tensors are sealed again afterwards.
+// Copies the weights into an existing state of policy_layout(), and seals it again.
 Status export_policy(const Transformer& model, delta::OwnedState& target);
 
-// For a model whose base is frozen (Transformer::freeze_base()): the base's tensors of its policies, made once. Weights
-// in bf16 on a CPU are not copied.
+// The base's tensors of a model whose base is frozen (Transformer::freeze_base()), which all its policies share. bf16
+// weights on a CPU are not copied: the result refers to the model's memory.
 Result<delta::SharedState> export_base(std::shared_ptr<const Transformer> model);
-// As export_policy(), for such a model: only the adapter's tensors are new, the others are the memory of `base`.
+// A policy of such a model: the adapter's tensors are copied, the others refer to the memory of `base`.
 Result<delta::OwnedState> export_policy(const Transformer& model, const delta::SharedState& base);
 
 // Sets the adapter's weights to the values of init_adapter() in model/adapter.
 Status init_adapter(Transformer& model, std::uint64_t seed);
 
-// Copies a state (bf16 or fp32) into the weights in place, all or nothing: kInvalid names a tensor that is missing,
-// unknown, or of another shape or type, and the model is then unchanged. fp32 weights hold bf16 values exactly. A tied
-// model accepts a lm_head.weight that repeats the embedding.
+// Copies a state (bf16 or fp32) into the weights in place. kInvalid names a tensor that is missing, unknown, or of
+// another shape or type; the model is then unchanged. fp32 weights hold bf16 values exactly. A model with tied
+// embeddings accepts a lm_head.weight that repeats the embedding.
 Status load_policy(Transformer& model, const delta::StateView& state);
 
-// As above, for a model that holds the state before the delta from which `written` comes (delta::IncomingDelta). Copies
-// only the changes, and needs 10 bytes per changed element of one part at a time.
+// Copies only the changes of a delta: `written` (from delta::IncomingDelta). `state` is the state after the delta; the
+// model must hold the state before it. Needs 10 bytes per changed element, for one part of the changes at a time.
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written);
 
-// With the values of init_policy().
+// A new model with the initial values of init_policy().
 Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,
                                           torch::Device device = torch::kCPU,
                                           std::optional<torch::ScalarType> dtype = std::nullopt);

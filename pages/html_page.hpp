@@ -57,7 +57,7 @@ class Page {
   // Adds a list of names and values.
   void definition_list(const std::vector<std::pair<std::string, std::string>>& entries);
   void table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows);
-  // Omits plots without points.
+  // Adds plots, without those that have no points.
   void plots(std::vector<Plot> plots);
   // Returns the whole page as HTML.
   std::string finish(const ChartLibrary& charts) const;

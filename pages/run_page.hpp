@@ -16,11 +16,11 @@ inline constexpr std::size_t kEventsShown = 300;  // the page shows the last eve
 
 struct RunFiles {
   std::string name;
-  nlohmann::json report;                // null while the run lasts
-  std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl and events.jsonl
-  std::vector<nlohmann::json> events;
-  std::uint64_t events_left_out = 0;         // events before `events`
-  std::optional<double> first_event_unix_s;  // time of the run's first event; absent: of `events`
+  nlohmann::json report;                     // null while the run lasts
+  std::vector<nlohmann::json> metrics;       // rows of metrics.jsonl
+  std::vector<nlohmann::json> events;        // the last rows of events.jsonl
+  std::uint64_t events_left_out = 0;         // number of rows before `events`
+  std::optional<double> first_event_unix_s;  // time of the run's first event; absent: that of the first in `events`
 };
 
 // Ignores content of the files that differs from docs/report.md and docs/run-folder.md.

@@ -332,6 +332,7 @@ def _encode_line(answer):
         items = answer.get("result", {}).get("items")
         if items is None:
             raise
+        # Encodes each item alone, only to find the items that fail.
         answer["result"]["items"] = [
             item if "error" in item else _Task.result_or_error(lambda i: _json.encode(i) and i, item) for item in items]
         text = _json.encode(answer)

@@ -7,13 +7,14 @@ namespace echoline::model::cuda {
 
 // ---- norm and rotation of queries and keys ----
 
-// Thread `lane`'s share of a head whose values are spread over a warp: pairs of values that are rotated together.
+// A thread's share of a head whose values are spread over a warp: pairs of values that are rotated together. `lane` is
+// the index of the thread in its warp.
 template <unsigned kDim>
 struct HeadPairs {
   static constexpr unsigned kHalf = kDim / 2, kCount = (kHalf + kWarpThreads - 1) / kWarpThreads;
   float first[kCount], second[kCount];
-  float square_sum;  // of this thread's values after load(); the caller adds them up over the warp before rotate()
-  // Calls f(i, offset) for each pair i, the values `offset` and offset + kHalf of the head.
+  float square_sum;  // load() sets it for this thread's values; the caller sums it over the warp before rotate()
+  // Calls f(i, offset) for each pair i of the thread; the pair consists of the values `offset` and offset + kHalf.
   template <class F>
   ECHO_DEVICE static void for_each(unsigned lane, F&& f) {
     ECHO_UNROLL
@@ -27,8 +28,8 @@ struct HeadPairs {
       square_sum += first[i] * first[i] + second[i] * second[i];
     });
   }
-  // Applies the norm, unless null, and then the rotation by cos and sin [kDim] of a position. With a norm, `square_sum`
-  // must be the sum over the whole head.
+  // Applies the norm, unless null, and then the rotation by cos and sin [kDim], which are those of the token's
+  // position. With a norm, `square_sum` must be the sum over the whole head.
   ECHO_DEVICE void rotate(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
     const float scale = reciprocal_root(square_sum / static_cast<float>(kDim) + eps);
     for_each(lane, [&](unsigned i, unsigned offset) {
@@ -40,7 +41,7 @@ struct HeadPairs {
   }
 };
 
-// Normalises and rotates queries and keys of many tokens in place; also writes keys and values to the cache.
+// Normalises and rotates queries and keys of many tokens in place, and writes keys and values to the cache.
 struct RotateJob {
   Bf16* qkv;           // [tokens, (heads + 2 kv_heads) * dim]
   const Bf16* q_norm;  // [dim], or null
@@ -50,7 +51,7 @@ struct RotateJob {
   const std::int32_t* slots;        // [tokens]: page * kPageTokens + index in the page; negative: padding, not stored
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
-  std::uint32_t tokens, positions;  // sequences of `positions` tokens, one after another
+  std::uint32_t tokens, positions;  // the tokens are sequences of `positions` tokens, one after another
   std::uint32_t heads, kv_heads;
   float eps;
 };
@@ -101,11 +102,12 @@ ECHO_DEVICE void rotate_block(Block& block, const RotateJob& job, unsigned token
 
 // ---- attention of one new token per row over its pages ----
 
-// Threads per block. With few rows, more threads are faster but need more memory.
+// Threads per block. More threads are faster with few rows, but need more shared memory.
 inline constexpr unsigned kAttendThreads = 128, kAttendThreadsFewRows = 256;
 
-// Normalises and rotates queries and keys, stores the new key and value, and attends to all tokens of each row. A block
-// handles the query heads of one key-value head of a row, for one split of the row's tokens.
+// For the new token of each row, normalises and rotates queries and key, stores key and value, and attends to all
+// tokens of the row. The tokens of a row are divided into splits, and the last block to finish combines their results.
+// A block handles one split of a row for one key-value head and its query heads.
 struct AttendJob {
   const Bf16* qkv;     // [rows, (heads + 2 kv_heads) * dim]
   const Bf16* q_norm;  // [dim], or null
@@ -119,34 +121,35 @@ struct AttendJob {
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
   Bf16* out;                        // [rows, heads * dim]
   float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]: value sums, maximum score, weight sum
-  unsigned* arrived;                // [rows * kv_heads]: finished splits; 0 before and after a launch
+  unsigned* arrived;                // [rows * kv_heads]: number of finished splits; 0 before and after a launch
   std::uint32_t rows, heads, kv_heads, splits;
-  std::uint32_t tokens_min;  // fewest tokens of a split; a short row then uses fewer than `splits`
+  std::uint32_t tokens_min;  // least number of tokens of a split, so that a short row uses fewer than `splits`
   float eps;
 };
 
-// Whether heads of `dim` values with `group` query heads per key-value head are supported.
+// Whether AttendJob supports heads of `dim` values with `group` query heads per key-value head.
 inline bool attend_supports(unsigned dim, unsigned group) {
   return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
 }
-// attend_block()'s kHeads for a group of query heads: its size rounded up to 1, 2, 4 or 8.
+// The parameter kHeads of attend_block() for `group` query heads per key-value head: `group` rounded up to 1, 2, 4
+// or 8.
 inline unsigned attend_heads(unsigned group) { return group <= 2 ? group : group <= 4 ? 4 : 8; }
-// Threads per block for such a group.
+// The number of threads per block. Larger groups need too many registers for kAttendThreadsFewRows.
 inline unsigned attend_threads(unsigned rows, unsigned group) {
   return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsFewRows : kAttendThreads;
 }
-// AttendJob::splits: enough for kBlocksPerProcessor blocks per processor, so that no processor is idle.
+// The value for AttendJob::splits: gives each processor kBlocksPerProcessor blocks, so that no processor is idle.
 inline constexpr unsigned kBlocksPerProcessor = 4, kSplitsMax = 32;
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
   const unsigned pairs = rows * kv_heads, useful_splits = (kBlocksPerProcessor * processors + pairs - 1) / pairs;
   return max_of(1u, min_of(useful_splits, kSplitsMax));
 }
-// AttendJob::tokens_min: 64 to 1024, more if there are many rows, because combining splits costs as much as some
-// hundred tokens.
+// The value for AttendJob::tokens_min: 64 to 1024. It grows with the number of rows, because combining splits costs as
+// much as some hundred tokens, and many rows need no splits to keep all processors busy.
 inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
   return 64 * max_of(1u, min_of(kBlocksPerProcessor * rows * kv_heads / processors, 16u));
 }
-// Index of value `dim` in a row of shared memory with one value of padding after every 32, against bank conflicts.
+// Index of value `dim` in a row of shared memory that has one value of padding after every 32, against bank conflicts.
 ECHO_EITHER unsigned attend_padded_dim(unsigned dim) { return dim + dim / kWarpThreads; }
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
@@ -156,9 +159,9 @@ ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
 
 // Computes split `split` of a row for one key-value head, which has at most kHeads query heads.
 //
-// A team of threads processes a token, each thread 8 of its values. Teams have separate sums, which are added at the
-// end. Keys and values of a round of tokens are loaded during the previous round, and the first ones while the
-// preceding kernels still run.
+// A team of threads processes one token at a time, each thread 8 of the token's values. In a round, all teams together
+// process kRoundTokens tokens. Each team has sums of its own, which are combined at the end. Keys and values of a round
+// are loaded during the previous round, and those of the first round while the preceding kernels still run.
 template <unsigned kDim, unsigned kHeads, class Block>
 ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, unsigned kv, unsigned split) {
   constexpr unsigned kThreads = Block::kThreads, kWarps = kThreads / kWarpThreads;
@@ -200,7 +203,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   const auto token_of = [&](unsigned thread, unsigned round_begin) {
     return round_begin + thread / kLanes * kTeamTokens;
   };
-  // The new token's key and value are not in the cache yet; they come from shared memory.
+  // Loads the thread's values of its team's tokens from the cache. The new token's key and value are not there yet;
+  // they come from shared memory later.
   const auto load = [&](unsigned thread, unsigned round_begin, const Bf16* cache, std::int32_t page, Vector* out) {
     const unsigned first_token = token_of(thread, round_begin);
     const std::size_t offset = cache_offset(page, first_token) + thread % kLanes * kVectorCount;
@@ -208,7 +212,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     for (unsigned i = 0; i < kTeamTokens; ++i)
       out[i] = first_token + i < end && first_token + i != position ? load_vector(cache + offset + i * kDim) : Vector{};
   };
-  // Page of that token.
+  // Page of the token that token_of() returns.
   const auto page_of = [&](unsigned thread, unsigned round_begin) {
     const unsigned first_token = token_of(thread, round_begin);
     return first_token < end ? pages[first_token / kPageTokens] : 0;
@@ -271,7 +275,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       }
     }
   });
-  // Adds the split's tokens, a round at a time: scores, then weighted values relative to the largest score so far.
+  // Goes through the split's tokens, a round at a time. Computes their scores, and then adds their weights and weighted
+  // values to the sums. Weights are relative to the largest score so far; when it grows, the sums are scaled down.
   for (unsigned round_begin = begin; round_begin < end; round_begin += kRoundTokens) {
     block.on_each_thread([&](unsigned thread) {
       ThreadValues& self = locals[thread];
@@ -309,7 +314,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
         ECHO_UNROLL
         for (unsigned i = 0; i < kTeamTokens; ++i)
           if (first_token + i < end) max_score = larger(self.scores[i][h], max_score);
-        // Without tokens so far, 0 avoids -INFINITY - -INFINITY, which is NaN.
+        // For a team without tokens so far, 0 avoids -INFINITY - -INFINITY, which would be NaN.
         const float base = max_score == -INFINITY ? 0 : max_score, rescale = fast_exp(self.max_score[h] - base);
         self.max_score[h] = max_score;
         self.sum[h] *= rescale;
@@ -376,7 +381,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     }
   });
   if (splits_used == 1 || !block.is_last_to_arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
-  // The last block combines the results of all splits.
+  // The last block to finish combines the results of all splits.
   block.on_each_thread([&](unsigned thread) {
     for (unsigned element = thread; element < group * kDim; element += kThreads) {
       const unsigned h = element / kDim, dim_index = element % kDim;

@@ -1,25 +1,26 @@
-// The device code of a decoding step: the work of one block of threads, as templates over a class that represents it.
-// kernels.cu uses a class of real threads; the tests use one that loops over the threads on the CPU. C++17,
-// because CUDA compilers lag behind. This file has the shared parts and the smaller kernels. Internal to this folder.
+// The device code of a decoding step: the work of one block of threads, as templates over a class that represents the
+// block. kernels.cu uses a class of real threads; the tests use one that loops over the threads on the CPU. The
+// language is C++17, because CUDA compilers lag behind. This file has the shared parts and the smaller kernels.
+// Internal to this folder.
 //
-// Values between two kernels are bf16, arithmetic is fp32. Roundings are in the same places as in libtorch's operations
+// Kernels read and write bf16 values, and compute in fp32. They round in the same places as libtorch's operations
 // (model/training_ops), so that log-probabilities equal those of a training pass.
 //
 // A class `Block` of Block::kThreads threads has
-//   Local<T>            a T of each thread, indexed by thread; registers on a device
-//   on_each_thread(f)   f(thread) on every thread; only the same thread may read what f writes
+//   Local<T>            one T per thread, indexed by thread; in registers on a device
+//   on_each_thread(f)   calls f(thread) on every thread. Other threads must not read the values that f writes.
 //   on_each_thread_and_wait(f)
-//                       the same; all threads have finished f when it returns
-//   sum<kWidth>(f)      f(thread) is a float&, replaced by the sum over the thread's aligned group of kWidth threads
+//                       the same, and returns after all threads have finished f, so that all may read those values
+//   sum<kWidth>(f)      f(thread) is a float&; replaces it by the sum over the thread's aligned group of kWidth threads
 //   largest<kWidth>(f)  the same with the largest value instead of the sum
 //   multiply(sums, low, high, weights)
-//                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see product_block()
+//                       each warp adds one product of 16 rows, 32 inputs and 8 outputs to its sums; see product_block()
 //   is_last_to_arrive(counter, n)
-//                       for n blocks that share a counter, initially 0: true in the last of them, which then sees what
-//                       the others have written; the counter is 0 again
-//   wait_for_inputs()   returns when the previous kernel has ended. Before that, a block may read only what kernels
-//                       before the previous one have written and no later kernel overwrites.
-//   shared<T>()         memory of the block
+//                       called by n blocks that share a counter, which is 0 at first. Returns true in the last of them,
+//                       which then sees all that the others have written, and resets the counter to 0.
+//   wait_for_inputs()   returns when the previous kernel has ended. Before, a block may only read memory that neither
+//                       the previous kernel nor a later one writes.
+//   shared<T>()         memory that the block's threads share
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -44,9 +45,10 @@ namespace echoline::model::cuda {
 using Bf16 = std::uint16_t;
 
 inline constexpr unsigned kWarpThreads = 32;
-inline constexpr unsigned kPageTokens = 16;  // PagedCache::kPageTokens
+inline constexpr unsigned kPageTokens = 16;  // equals PagedCache::kPageTokens
 inline constexpr unsigned kVectorCount = 8;  // values that a thread loads and stores at once
 
+// kVectorCount bf16 values.
 struct alignas(16) Vector {
   std::uint32_t words[4];  // two values each, the first one in the lower half
 };
@@ -62,6 +64,7 @@ ECHO_DEVICE float as_float(std::uint32_t bits) {
 }
 
 ECHO_DEVICE float to_float(Bf16 value) { return as_float(static_cast<std::uint32_t>(value) << 16); }
+// The values of a word of a Vector.
 ECHO_DEVICE float first_of(std::uint32_t pair) { return as_float(pair << 16); }
 ECHO_DEVICE float second_of(std::uint32_t pair) { return as_float(pair & 0xffff0000u); }
 
@@ -79,6 +82,7 @@ ECHO_DEVICE Bf16 to_bf16(float value) {
 #endif
 }
 ECHO_DEVICE float round_to_bf16(float value) { return to_float(to_bf16(value)); }
+// The word of a Vector that holds both values.
 ECHO_DEVICE std::uint32_t pair_of(float first, float second) {
   return static_cast<std::uint32_t>(to_bf16(second)) << 16 | to_bf16(first);
 }
@@ -94,7 +98,7 @@ ECHO_DEVICE Vector load_vector(const Bf16* source) {
   return v;
 #endif
 }
-// Loads, past the L1 cache, data that does not change during the kernel and is not read again soon.
+// Loads data that does not change during the kernel and is not read again soon, without keeping it in the L1 cache.
 ECHO_DEVICE Vector load_once(const Bf16* source) {
 #if defined(__CUDA_ARCH__)
   Vector v;
@@ -120,7 +124,7 @@ ECHO_DEVICE Vector load_from_host(const Vector* source) {
 }
 ECHO_DEVICE void store_vector(Bf16* target, const Vector& v) { *reinterpret_cast<Vector*>(target) = v; }
 
-// Loads a result of another block of the same kernel, past the L1 cache, which may hold an older value.
+// Loads a result of another block of the same kernel. Does not use the L1 cache, which may hold an older value.
 template <class T>
 ECHO_DEVICE T load_shared_result(const T* source) {
 #if defined(__CUDA_ARCH__)
@@ -138,7 +142,7 @@ ECHO_DEVICE float reciprocal_root(float value) {
 #endif
 }
 
-// e^x, within two units of the last place for results near 1.
+// e^x, with an error of up to two units of the last place for results near 1.
 ECHO_DEVICE float fast_exp(float x) {
 #if defined(__CUDA_ARCH__)
   return __expf(x);
@@ -166,7 +170,7 @@ struct alignas(16) InputHeader {
   std::uint32_t unused[3];
 };
 
-// Copies a step's input to the device.
+// Copies a step's input to the device, with `blocks` blocks of threads.
 struct ReceiveJob {
   const Vector* source;  // host memory; it begins with an InputHeader
   Vector* destination;
@@ -216,7 +220,7 @@ ECHO_DEVICE float square_sum(const Vector& v) {
   return sum;
 }
 
-// x * scale * weight, rounded where libtorch's rms_norm() in model/training_ops rounds.
+// x * scale * weight, rounded in the same places as by rms_norm() in model/training_ops.
 ECHO_DEVICE Vector normalise(const Vector& x, const Vector& weight, float scale) {
   Vector out;
   ECHO_UNROLL
@@ -226,17 +230,17 @@ ECHO_DEVICE Vector normalise(const Vector& x, const Vector& weight, float scale)
   return out;
 }
 
-// out = x / rms(x) * weight, for the sum of x and `added`, which is also stored in x.
+// Adds `added` to x in place, and computes out = x / rms(x) * weight.
 struct NormJob {
   Bf16* x;             // [rows, width]
-  const Bf16* added;   // [rows, width], added to x first; or null
+  const Bf16* added;   // [rows, width], or null
   const Bf16* weight;  // [width]
   Bf16* out;           // [rows, width]
   std::uint32_t rows, width;
   float eps;
 };
 
-// One block per row.
+// Processes one row.
 template <class Block>
 ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads, kStep = Block::kThreads * kVectorCount;
@@ -277,7 +281,7 @@ ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
 
 // ---- silu(gate) * up ----
 
-// silu(gate) * up, rounded as in libtorch.
+// silu(gate) * up, rounded in the same places as by libtorch.
 ECHO_DEVICE float gated_value(float gate, float up) { return round_to_bf16(gate / (1 + fast_exp(-gate))) * up; }
 
 struct GateJob {
@@ -287,7 +291,7 @@ struct GateJob {
   std::uint32_t rows, width, stride;
 };
 
-// Computes the `vector`-th kVectorCount values of the output.
+// Computes the `vector`-th group of kVectorCount values of the output.
 ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
   const unsigned vectors_per_row = job.width / kVectorCount;
   const std::size_t row = vector / vectors_per_row, offset = vector % vectors_per_row * kVectorCount;

@@ -13,7 +13,7 @@ namespace {
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;
-  (void)cudaGetLastError();  // clears the error, which later calls would otherwise report again
+  (void)cudaGetLastError();  // clears the error; otherwise, later calls would report it again
   TORCH_CHECK(false, "CUDA: ", cudaGetErrorString(error));
 }
 
@@ -67,10 +67,10 @@ class CudaBackend final : public DeviceBackend {
 
   std::unique_ptr<Recording> record(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard guard(device_);
-    check(cudaSetDevice(device_.index()));  // for this code's own copy of the CUDA runtime
+    check(cudaSetDevice(device_.index()));  // also for this program's own, static copy of the CUDA runtime
     at::cuda::getCurrentCUDAStream().synchronize();
     const c10::cuda::CUDAStreamGuard stream_guard(stream_);
-    work();  // lets libraries allocate memory and load kernels, which is impossible while recording
+    work();  // libraries allocate memory and load kernels here, which they cannot do while recording
     stream_.synchronize();
     auto out = std::make_unique<Graph>();
     launches_ = 0;
@@ -80,7 +80,7 @@ class CudaBackend final : public DeviceBackend {
     } catch (...) {
       try {
         out->graph.capture_end();
-      } catch (const std::exception&) {  // a result of the same failure
+      } catch (const std::exception&) {  // follows from the first failure, which is reported
       }
       throw;
     }

@@ -13,11 +13,11 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kStepsBeforeRetry = 512;         // after a failure
-constexpr std::int64_t kInitialPageCapacity = 1 << 14;  // page numbers in the input of a step
+constexpr std::int64_t kStepsBeforeRetry = 512;         // steps by libtorch after a failure
+constexpr std::int64_t kInitialPageCapacity = 1 << 14;  // page numbers that fit in the input of a step at first
 
-// Rounds a number of rows up: to 1, 2, 4 or a multiple of 8; above 64, to a multiple of an eighth of the next power of
-// two. So there are few recordings, and none has many surplus rows.
+// The number of rows of the recording for `rows` rows: rounded up to 1, 2, 4 or a multiple of 8; above 64, to a
+// multiple of an eighth of the next power of two. So there are few recordings, and none has many surplus rows.
 std::int64_t recorded_rows(std::int64_t rows) {
   std::int64_t step = 1;
   while (step < 8 && rows > step) step *= 2;
@@ -25,7 +25,7 @@ std::int64_t recorded_rows(std::int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-// Whether top_p, top_k or min_p can leave out tokens, which the sampling kernel does not implement.
+// Whether top_p, top_k or min_p can exclude tokens. The sampling kernel does not implement them.
 bool excludes_tokens(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
 
 const Bf16* bf16(const Tensor& tensor) {
@@ -39,13 +39,13 @@ std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value)
 
 }  // namespace
 
-// Memory whose addresses are in recordings, for up to `rows` rows with `pages` pages in all. The input of a step is
-// contiguous in `input_host`; the first kernel copies it to `input`. The last kernel writes to `result_host`.
+// The memory of a step, whose addresses are in recordings, for up to `rows` rows that have up to `pages` pages
+// together. The host writes the input of a step to `input_host`; the first kernel copies it to `input`. The last kernel
+// writes to `result_host`.
 struct Decoder::Buffers {
   std::int64_t rows, pages;
   Tensor x, residual_update, normed, qkv, attention_out, gate_up, inner, logits;  // bf16 [rows, ...]
-  // Results of split attention and of split sampling. The counters *_arrived tell the last block of a row to merge
-  // them.
+  // For AttendJob (its members `partial` and `arrived`) and for SampleJob (max_logits, `sums` and `arrived`).
   Tensor partial, attend_arrived, max_logits, sums, sample_arrived;
   Tensor input, input_host, result_host;  // bytes
 
@@ -63,7 +63,7 @@ struct Decoder::Buffers {
     qkv = values((config.heads + 2 * config.kv_heads) * config.head_dim);
     gate_up = values(2 * config.intermediate_size), inner = values(config.intermediate_size);
     logits = values((config.vocab_size + kVectorCount - 1) / kVectorCount * kVectorCount);
-    std::int64_t splits_max = 0;  // attention splits of all rows together, at most
+    std::int64_t splits_max = 0;  // the most splits of all rows together, over all numbers of rows
     for (std::int64_t rows_used = 1; rows_used <= rows; ++rows_used)
       splits_max = std::max<std::int64_t>(splits_max,
                                           rows_used * attend_splits(processors, u32(rows_used), u32(config.kv_heads)));
@@ -80,13 +80,13 @@ struct Decoder::Buffers {
     result_host = torch::zeros({rows * kResultBytes}, on_host);
   }
 
-  // Size of a step's input, header and arrays, in vectors of 16 bytes.
+  // Size of a step's input (header and arrays) in vectors of 16 bytes.
   std::int64_t input_vectors(std::int64_t pages_used) const {
     constexpr std::int64_t kRowBytes = sizeof(double) + sizeof(float) + 3 * sizeof(std::int32_t);
     constexpr std::int64_t kPageBytes = sizeof(std::int32_t);  // a page's number
     return 1 + (rows * kRowBytes + pages_used * kPageBytes + kVectorBytes - 1) / kVectorBytes;
   }
-  // Places of the header and the arrays of a step's input. `buffer` is `input` or `input_host`.
+  // Addresses of the header and the arrays of a step's input. `buffer` is `input` or `input_host`.
   static InputHeader* header(const Tensor& buffer) { return static_cast<InputHeader*>(buffer.data_ptr()); }
   double* uniform(const Tensor& buffer) const { return reinterpret_cast<double*>(header(buffer) + 1); }
   float* temperature(const Tensor& buffer) const { return reinterpret_cast<float*>(uniform(buffer) + rows); }
@@ -169,7 +169,7 @@ std::optional<Tensor> Decoder::prefill(const Tensor& ids, const std::vector<std:
   }
 }
 
-// Computes what a step would for a row per token, but without a recording, because calls differ in shape.
+// Computes the same as steps for all tokens, but without a recording, because calls differ in shape.
 Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& page_lists) {
   const ModelConfig& config = model_.config();
@@ -333,7 +333,7 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   return out;
 }
 
-// output = norm(input) weight^T + bias or, with `adding`, output += norm(input) weight^T + bias. If `norm` is
+// Queues a product by our kernels: output = norm(input) weight^T + bias or, with `adding`, output += that. If `norm` is
 // undefined, `input` is not normalised.
 void Decoder::project(std::int64_t rows, const Tensor& input, const Tensor& norm, const Tensor& weight,
                       const Tensor& bias, const Tensor& output, bool adding) {
@@ -376,8 +376,8 @@ void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x,
   }
 }
 
-// Queues the kernels of a step. For few rows, the products are ours and fused with norms and additions; for more rows,
-// they are libtorch's.
+// Queues the kernels of a step. With few rows, products are computed by our kernels, which also do norms and additions;
+// with more rows, by libtorch.
 void Decoder::queue_step(std::int64_t rows) {
   const ModelConfig& config = model_.config();
   const Transformer::Parts parts = model_.parts(0);

@@ -70,8 +70,8 @@ class ThreadBlock {
     __threadfence();
     return is_last;
   }
-  // The assembler would move loads of constants behind the wait and so delay them. It does not move them out of their
-  // basic block, so the branch below, which is never taken, keeps them before the wait.
+  // Loads of constants should come before the wait, but the assembler would move them behind it. It does not move them
+  // out of their basic block, so a branch, which is never taken, separates them from the wait.
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     unsigned processor;
@@ -130,6 +130,7 @@ __global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job
 
 constexpr std::size_t kSharedBytesDefault = 48 << 10;  // shared memory that a kernel may use without a request
 
+// Lets the kernel use `shared_bytes` of shared memory per block.
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, std::size_t shared_bytes) {
   if (shared_bytes <= kSharedBytesDefault) return cudaSuccess;

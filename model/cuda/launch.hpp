@@ -7,7 +7,7 @@
 
 namespace echoline::model::cuda {
 
-// Parameters of kernel launches; all calls on one device.
+// Parameters of kernel launches on one device.
 struct Launcher {
   cudaStream_t stream = nullptr;
   unsigned processors = 1;  // multiprocessors of the device

@@ -1,4 +1,4 @@
-// Products with weights for few rows: device code as in block.hpp. Internal to this folder.
+// Products of few rows with weights: device code as in block.hpp. Internal to this folder.
 #pragma once
 #include "model/cuda/block.hpp"
 
@@ -7,11 +7,11 @@ namespace echoline::model::cuda {
 inline constexpr unsigned kProductThreads = 256;
 inline constexpr unsigned kProductWarps = kProductThreads / kWarpThreads;
 inline constexpr unsigned kTileOutputs = 8;    // outputs that a warp computes together
-inline constexpr unsigned kStepInputs = 32;    // inputs of one multiply()
-inline constexpr unsigned kStagePadding = 32;  // values after a row in shared memory, against bank conflicts
+inline constexpr unsigned kStepInputs = 32;    // inputs that Block::multiply() processes, which is called a step
+inline constexpr unsigned kStagePadding = 32;  // unused values after each row in shared memory, against bank conflicts
 
-// out = x weight^T + bias + residual, rounded after the product and after each addition; or, with `second`,
-// out = silu(x weight^T) * (x second^T), which is called gated.
+// out = x weight^T + bias + residual, rounded after the product and after each addition. With `second`, the product is
+// called gated: out = silu(x weight^T) * (x second^T).
 struct ProductJob {
   const Bf16* x;         // [rows, in]
   const Bf16* norm;      // [in]: weights of a norm of x before the product; or null
@@ -21,11 +21,11 @@ struct ProductJob {
   const Bf16* residual;  // [rows, outputs], or null; may be `out`
   Bf16* out;             // [rows, out_stride]
   std::uint32_t rows, in, outputs, out_stride;
-  std::uint32_t parts;  // warps that share a tile's inputs: 1, 2, 4 or 8
+  std::uint32_t parts;  // warps that share the inputs of a tile of outputs: 1, 2, 4 or 8
   float eps;
 };
 
-// The shared memory of a block: the sums of all warps, and with a norm the normalised rows.
+// A block's shared memory holds the sums of all warps and, with a norm, the stage: the normalised rows.
 template <unsigned kGroups, bool kGated>
 ECHO_EITHER std::size_t product_sums_bytes() {
   return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;
@@ -34,11 +34,11 @@ inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
 }
 
-// product_block()'s kGroups: the number of groups of 8 rows, rounded up to 1, 2, 4 or 8.
+// The parameter kGroups of product_block(): the number of groups of 8 rows, rounded up to 1, 2, 4 or 8.
 inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
 inline constexpr unsigned kProductRowsMax = 16;  // with more rows, libtorch's products are equally fast
 
-// ProductJob::parts: enough that every processor has warps to run.
+// The value for ProductJob::parts: as many as give every processor enough warps.
 inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
   const unsigned tiles = (outputs + kTileOutputs - 1) / kTileOutputs, steps = in / kStepInputs;
   const unsigned wanted_warps = processors * kProductWarps * (gated ? 2 : 1);
@@ -56,15 +56,16 @@ inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
   return rows <= 16 && sums_bytes + product_stage_bytes(rows, in) <= kSharedBytesMax;
 }
 
-// The work of block `index` of `blocks`: every blocks-th round of tiles. Requires kGroups * 8 >= rows.
+// The work of block `index` of `blocks`. In a round, a block computes tiles_per_round tiles of kTileOutputs outputs; it
+// processes every blocks-th round. Requires kGroups * 8 >= rows.
 //
-// In a warp, thread 4 g + t loads the weights of output g for inputs 8 t to 8 t + 7 of the 32 of a step. It also loads
-// these inputs of rows g and g + 8. The tensor cores number inputs differently, which is harmless because weights and
-// rows have the same order.
+// In a warp, thread 4 g + t loads the weights of output g for inputs 8 t to 8 t + 7 of the 32 inputs of a step. It also
+// loads these inputs of rows g and g + 8. The tensor cores expect the inputs in another order. The result is the same,
+// because the order of the weights and of the rows' inputs is the same.
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
   constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * 8;
-  constexpr unsigned kTiles = (kGroups + 1) / 2;  // of 16 rows
+  constexpr unsigned kTiles = (kGroups + 1) / 2;  // tiles of 16 rows
   struct ThreadValues {
     Vector next_weights[kWeights][kStepsAhead];
     Vector low, high;  // inputs of rows g and g + 8
@@ -77,9 +78,10 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   const unsigned stage_stride = job.in + kStagePadding;
   const unsigned steps = job.in / kStepInputs, tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs;
   const unsigned tiles_per_round = kProductWarps / job.parts;
-  const unsigned step_groups = ((steps + job.parts - 1) / job.parts + kStepsAhead - 1) / kStepsAhead;  // of a part
+  // A warp's share of the steps, in groups of kStepsAhead steps, whose weights are loaded in advance.
+  const unsigned step_groups = ((steps + job.parts - 1) / job.parts + kStepsAhead - 1) / kStepsAhead;
 
-  // Loads the weights for kStepsAhead steps of the warp's tile.
+  // Loads the weights for a group of steps of the warp's tile in the round that begins with `first_tile`.
   const auto load = [&](unsigned thread, unsigned first_tile, unsigned step_group) {
     ThreadValues& self = locals[thread];
     const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads, part = warp % job.parts;
@@ -100,6 +102,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   block.on_each_thread([&](unsigned thread) { load(thread, index * tiles_per_round, 0); });
   block.wait_for_inputs();
 
+  // Writes the normalised rows to `stage`.
   if (job.norm != nullptr) {
     ECHO_UNROLL
     for (unsigned group = 0; group < kGroups; ++group) {

@@ -8,37 +8,39 @@ inline constexpr unsigned kSampleThreads = 256;
 inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
 inline constexpr unsigned kTokensPerSampleThread = 16;
 inline constexpr unsigned kTokensPerSampleWarp = kWarpThreads * kTokensPerSampleThread;
-// Most warps per row. Each warp processes one share of the vocabulary: kTokensPerSampleWarp consecutive tokens.
+// The largest number of warps per row. Each warp processes one share of the vocabulary: kTokensPerSampleWarp
+// consecutive tokens.
 inline constexpr unsigned kSampleWarpsMax = 2048;
 
-// Samples the token at which the cumulative probability of softmax(logits / temperature), in the order of the
-// vocabulary, exceeds the uniform number, with its log-probability. Temperature 0: the first of the most likely tokens,
-// with its log-probability at temperature 1. Logits that are not finite give a log-probability that is not finite.
+// Samples a token for each row, with its log-probability: the first token, in the order of the vocabulary, at which the
+// cumulative probability of softmax(logits / temperature) exceeds the uniform number. With temperature 0: the first of
+// the most likely tokens, with its log-probability at temperature 1. Logits that are not finite give a log-probability
+// that is not finite.
 struct SampleJob {
   const Bf16* logits;        // [rows, stride]
   const float* temperature;  // [rows]
   const double* uniform;     // [rows]
   float* max_logits;         // [rows, shares]: the largest logit of each share
   float* sums;               // [rows, shares]: the sum of exp(logit - max_logit)
-  unsigned* arrived;         // [rows], initially 0: blocks that have written their shares
+  unsigned* arrived;         // [rows]: number of blocks that have written their shares; 0 before and after a launch
   std::int32_t* tokens;      // [rows]
   float* logprobs;           // [rows]
   std::uint32_t rows, vocab, stride;
 };
+// The number of blocks per row.
 inline unsigned sample_blocks(unsigned vocab) {
   return (vocab + kTokensPerSampleWarp * kSampleWarps - 1) / (kTokensPerSampleWarp * kSampleWarps);
 }
 
-// Shared memory of the last block of a row. A weight is exp(logit - max_logit), or a sum of such.
+// Shared memory of the last block of a row. A token's weight is exp(logit - max_logit).
 struct SampleShared {
-  double weights[kSampleWarpsMax];    // of each share
-  double lane_weights[kWarpThreads];  // sums for each thread of the first warp
+  double weights[kSampleWarpsMax];    // total weight of each share
+  double lane_weights[kWarpThreads];  // total weight of the shares or tokens of each thread of the first warp
   float max_logits[kSampleWarpsMax];  // largest logit of each share
   float warp_max_logits[kSampleWarps];
-  double weight_left;          // uniform number times total weight, less the weights before `share`
+  double weight_left;          // uniform number times total weight, minus the weights before `share`
   float max_logit, log_total;  // largest logit of the row; logarithm of the total weight
-  // First the share that holds the sampled token. Later the index of its kTokensPerSampleThread tokens in the
-  // vocabulary.
+  // At first, the share that has the sampled token. Later the group of kTokensPerSampleThread tokens that has it.
   unsigned share;
 };
 
@@ -65,7 +67,8 @@ ECHO_DEVICE unsigned subtract_until_found(unsigned count, double& weight_left, c
   return last_positive;
 }
 
-// Block `index` of sample_blocks(): each warp processes one share of the tokens. The last block of a row samples.
+// The work of block `index` of sample_blocks(): each warp processes one share of the tokens. The last block of a row to
+// finish then samples the token.
 template <class Block>
 ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned index) {
   struct ThreadValues {
@@ -93,7 +96,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
   const auto sum_of = [&](unsigned thread) -> float& { return locals[thread].sum; };
   block.wait_for_inputs();
 
-  // Largest logit and weight sum of each share.
+  // Computes the largest logit and the total weight of each share.
   block.on_each_thread([&](unsigned thread) {
     ThreadValues& self = locals[thread];
     load(index * kSampleWarps * kTokensPerSampleWarp + thread * kTokensPerSampleThread, self.x);
@@ -144,7 +147,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
     }
     if (thread == 0) shared.max_logit = max_logit;
   });
-  // Finds the share that holds the sampled token, by the sums of 32 ranges of shares, called lanes.
+  // Finds the share that has the sampled token, first among the 32 ranges of shares that the lanes sum up.
   const unsigned shares_per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
   block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread >= kWarpThreads) return;
@@ -173,7 +176,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
                                                 [&](unsigned i) { return shared.weights[first + i]; });
     shared.weight_left = weight_left;
   });
-  // Finds the thread of that share, and then the token.
+  // Finds the thread of that share that has the sampled token, and then the token.
   const auto weight_of = [&](float x) {
     return is_greedy ? (x == shared.max_logit ? 1.0f : 0.0f) : std::exp(x - shared.max_logit);
   };

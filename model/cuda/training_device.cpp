@@ -64,7 +64,7 @@ void check_fp32(const Tensor& tensor) {
               "not dense fp32 on a device");
 }
 
-// The column sums of an fp32 matrix, in the type of `like`.
+// The column sums of the fp32 matrix `sums`, in the type of `like`.
 Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   const Tensor out = torch::empty({sums.size(1)}, like.options().requires_grad(false));
   with_type_of(like, [&](auto type) {
@@ -75,7 +75,7 @@ Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   return out;
 }
 
-// Number of parts of `part_size` that `count` items fill, the last one perhaps not fully.
+// The number of parts of `part_size` items that `count` items need.
 std::int64_t part_count(std::int64_t count, std::int64_t part_size) { return (count + part_size - 1) / part_size; }
 
 // An uninitialised fp32 matrix on x's device.
@@ -100,8 +100,8 @@ RotateJob<T> rotate_job(const Tensor& qkv, const RotationParameters& parameters)
           .eps = static_cast<float>(parameters.eps)};
 }
 
-// The optimizer's tensors as entries on the device, for kernels that process parts of kUpdatePart values of all
-// tensors.
+// The optimizer's tensors as entries on the device, for kernels that process all tensors in parts of kUpdatePart
+// values.
 struct Table {
   Tensor entries;
   std::int64_t count = 0, parts = 0;
@@ -111,7 +111,7 @@ struct Table {
 Table table_of(const std::vector<TensorUpdate>& tensors) {
   Table table;
   table.count = static_cast<std::int64_t>(tensors.size());
-  // Each call uses its own pinned memory, which libtorch keeps until the copy is done.
+  // Pinned memory of this call only. libtorch does not reuse it before the copy to the device is done.
   const auto bytes = static_cast<std::int64_t>(tensors.size() * sizeof(UpdateEntry));
   const Tensor host = torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
   auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
@@ -407,7 +407,7 @@ Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors) {
 
 void update(const std::vector<TensorUpdate>& tensors, const AdamWFactors& factors, const Tensor& thresholds) {
   const Table table = table_of(tensors);
-  // Scalars as libtorch passes them to its kernels: rounded to fp32 once.
+  // Scalars are computed in fp64 and rounded to fp32 once, as libtorch does for its kernels.
   UpdateJob job{};
   job.entries = table.data();
   job.entry_count = table.count;

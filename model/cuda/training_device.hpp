@@ -24,13 +24,14 @@ bool kernels_support(const torch::Tensor& x);
 // The total memory of the CUDA device `index` in bytes; nothing if it is unknown.
 std::optional<std::uint64_t> total_memory_of(int index);
 
-// x / rms(x), rounded to x's type, times the weight [width], for x [..., width]. `addend` may be undefined; otherwise
-// it has the shape and type of x and is added to x first. Returns the result, and what was normalised: the sum, or x.
+// Adds `addend`, which has the shape and type of x, to x [..., width], unless it is undefined. Returns the norm of the
+// sum (sum / rms(sum), rounded to its type, times the weight [width]) and the sum itself.
 std::pair<torch::Tensor, torch::Tensor> norm(const torch::Tensor& x, const torch::Tensor& addend,
                                              const torch::Tensor& weight, double eps);
-// In names, a slope is the gradient of the loss with respect to a value.
-// The gradients of x (or the sum) and of the weight, from the slope of the result. `added_slope` is added to the
-// gradient of x, unless undefined.
+// In all names below, a slope is the gradient of the loss with respect to a value.
+//
+// The gradients of x (which here is the sum) and of the weight, from the slope of the norm. `added_slope` is added to
+// the gradient of x, unless it is undefined.
 std::pair<torch::Tensor, torch::Tensor> norm_backward(const torch::Tensor& x, const torch::Tensor& weight,
                                                       const torch::Tensor& slope, const torch::Tensor& added_slope,
                                                       double eps);
@@ -46,9 +47,10 @@ bool supports_rotate(const torch::Tensor& qkv, const RotationParameters& paramet
 // kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]. dim: a multiple of 4, at most 256.
 torch::Tensor rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
 // The gradients of qkv and of the norms. q_slope, k_slope and v_slope are [rows, heads, dim], dense in the last two
-// dimensions. If gather() has copied the key and value of a token t to several rows, these are copies[i] for i from
-// copies_first[t] to below copies_first[t + 1] (int32), and their slopes are summed. Otherwise both are undefined, and
-// token t is row t. k_slope and v_slope may have a multiple of kv_heads heads, as gather() makes them.
+// dimensions. If gather() has copied the key and value of each token t to several rows, these are rows copies[i] for i
+// from copies_first[t] to below copies_first[t + 1] (both int32), and their slopes are summed. If copies_first and
+// `copies` are undefined, they are row t. k_slope and v_slope may have a multiple of kv_heads heads, as gather() makes
+// them.
 struct HeadSlopes {
   torch::Tensor qkv, q_norm, k_norm;
 };
@@ -56,18 +58,18 @@ HeadSlopes rotate_backward(const torch::Tensor& qkv, const RotationParameters& p
                            const torch::Tensor& k_slope, const torch::Tensor& v_slope,
                            const torch::Tensor& copies_first, const torch::Tensor& copies);
 
-// Copies source[rows], with each head repeated `repeats` times consecutively. source: [tokens, heads, dim], dense
-// except in the first dimension; rows: int32.
+// A copy of source[rows], with each head repeated `repeats` times consecutively. `source` is [tokens, heads, dim],
+// dense except in the first dimension; `rows` is int32.
 torch::Tensor gather(const torch::Tensor& source, const torch::Tensor& rows, std::int64_t repeats);
 
-// silu(gate), rounded, times up: [rows, width] each, dense except in the first dimension, with equal strides.
+// silu(gate), rounded, times `up`. Both are [rows, width], dense except in the first dimension, with equal strides.
 torch::Tensor gate(const torch::Tensor& gate, const torch::Tensor& up);
 // Writes the gradients of gate and up to gate_slope and up_slope, which have the strides of gate and up.
 void gate_backward(const torch::Tensor& gate, const torch::Tensor& up, const torch::Tensor& slope,
                    const torch::Tensor& gate_slope, const torch::Tensor& up_slope);
 
-// For each row of logits [rows, vocabulary] under softmax(logits / temperature), writes the log-probability of the
-// target, the entropy, and the logarithm of the softmax's denominator, each fp32 [rows].
+// For each row of logits [rows, vocabulary], writes the log-probability of its target under softmax(logits /
+// temperature), the entropy, and the logarithm of the softmax's denominator, each fp32 [rows].
 void score(const torch::Tensor& logits, const torch::Tensor& targets, double temperature, const torch::Tensor& logprobs,
            const torch::Tensor& entropies, const torch::Tensor& log_sums);
 // Replaces logits by their gradients, given the slopes [rows] of the log-probabilities.
@@ -87,8 +89,8 @@ struct TensorUpdate {
 };
 // gradient += new_gradient, or gradient = new_gradient if `replaces`: one kernel for all tensors.
 void add_gradients(const std::vector<TensorUpdate>& tensors);
-// The sum of squares of all gradients: an fp64 tensor of one element. Squares are summed in fp32 by eights, then in
-// fp64.
+// The sum of the squares of all gradients, as an fp64 tensor of one element. Groups of eight squares are summed in
+// fp32, and their sums in fp64.
 torch::Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors);
 // Factors of the update; learner/training/optimizer computes them. `clip` multiplies the gradients; correction n is
 // 1 - (beta n)^step.

@@ -65,7 +65,7 @@ class ThreadBlock {
   static __device__ __forceinline__ T over_block(T value) {
     __shared__ T warp_values[kThreads / kWarpSize];
     value = over_warp<Operation>(value);
-    __syncthreads();  // until all threads have read an earlier call's results
+    __syncthreads();  // waits until all threads have read the values of an earlier call
     if (threadIdx.x % kWarpSize == 0) warp_values[threadIdx.x / kWarpSize] = value;
     __syncthreads();
     value = warp_values[0];
@@ -98,6 +98,7 @@ ECHO_KERNEL(score_kernel, ScoreJob, score_row, kScoreThreads, 1)
 ECHO_KERNEL(score_backward_kernel, ScoreJob, score_backward_row, kScoreThreads, 1)
 #undef ECHO_KERNEL
 
+// The same for functions without shared memory.
 #define ECHO_KERNEL(name, Job, function)                            \
   __global__ __launch_bounds__(kUpdateThreads) void name(Job job) { \
     ThreadBlock<kUpdateThreads> block(nullptr);                     \
@@ -108,6 +109,7 @@ ECHO_KERNEL(squares_kernel, SquaresJob, squares_part)
 ECHO_KERNEL(update_add_kernel, AddJob, add_part)
 #undef ECHO_KERNEL
 
+// The number of blocks for `count` items.
 unsigned blocks(std::int64_t count, std::int64_t per_block) {
   return static_cast<unsigned>((count + per_block - 1) / per_block);
 }

@@ -1,5 +1,6 @@
 // Device code of a training pass: the work of one block of threads in norms, rotations, the gate and the softmax over
-// the vocabulary. Internal to model/.
+// the vocabulary. `Block` is described in training_values.hpp; `index` is the block's. A slope is the gradient of the
+// loss with respect to a value. Internal to model/.
 #pragma once
 #include "model/cuda/training_values.hpp"
 
@@ -7,14 +8,14 @@ namespace echoline::model::training {
 
 // ---- norms ----
 
-// out = narrow_to(x / rms(x)) * weight for rows of `width` values. Addresses and lengths of rows are multiples of 16
-// bytes. With an `addend`, stores x + addend in `sum` and normalises that.
+// Computes out = narrow_to(x / rms(x)) * weight for rows of `width` values. With an `addend`, stores x + addend in
+// `sum` and normalises that. Addresses and lengths of rows are multiples of 16 bytes.
 template <class T>
 struct NormJob {
   const T *x, *weight;
   T* out;
   const T* addend;  // or null
-  T* sum;
+  T* sum;           // unused without an addend
   std::int64_t rows, width;
   float eps;
 };
@@ -62,8 +63,8 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
   });
 }
 
-// Computes the gradient of x into x_slope. Each block also writes its share of the weight's gradient to a row of `sums`
-// [blocks, width]. `added_slope` is another gradient of x, which is added.
+// Writes the gradient of x to x_slope, given the gradient `slope` of the norm. Each block also writes its share of the
+// weight's gradient to a row of `sums` [blocks, width]. `added_slope` is added to the gradient of x.
 template <class T>
 struct NormBackwardJob {
   const T *x, *weight, *slope;
@@ -81,7 +82,7 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
   constexpr unsigned kValues = kValuesPerPack<T>, kWarps = kNormThreads / kWarpSize;
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
-  float* const row_factors = block.shared();  // by row: 1 / rms, and the factor of x in the gradient
+  float* const row_factors = block.shared();  // two per row: 1 / rms, and the factor of x in the gradient
   for (unsigned first_warp_row = 0; first_warp_row < kNormBackwardRows; first_warp_row += kWarps) {
     typename Block::template Local<float> squares, slope_products;
     block.each([&](unsigned thread) {
@@ -143,7 +144,7 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
 
 // ---- sums over rows ----
 
-// out[column] = the sum of that column of `sums` [rows, width], in an order that depends only on `rows`.
+// Writes the sum of each column of `sums` [rows, width] to `out`. The order of the additions depends only on `rows`.
 template <class T>
 struct ColumnSumsJob {
   const float* sums;
@@ -152,7 +153,7 @@ struct ColumnSumsJob {
 };
 
 constexpr unsigned kColumnThreads = 1024;
-constexpr unsigned kColumnGroups = kColumnThreads / kWarpSize;  // each group of threads sums some of the rows
+constexpr unsigned kColumnGroups = kColumnThreads / kWarpSize;  // each group, a warp, sums some of the rows
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job, std::int64_t index) {
@@ -177,8 +178,9 @@ ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job,
 
 // ---- norms and rotations of heads ----
 
-// A token's heads: `heads` queries, `kv_heads` keys and `kv_heads` values of `dim` values each; dim is a multiple of 4,
-// at most 256. Applies the norm, unless it is null, and the rotation to queries and keys.
+// Applies the norm, unless it is null, and the rotation to queries and keys, and copies values. A token has `heads`
+// query heads, `kv_heads` key heads and `kv_heads` value heads of `dim` numbers each; dim is a multiple of 4, at most
+// 256.
 template <class T>
 struct RotateJob {
   const T* x;                // [tokens, heads + 2 kv_heads, dim]
@@ -192,10 +194,11 @@ struct RotateJob {
 
 constexpr unsigned kRotateThreads = 256, kRotateWarps = kRotateThreads / kWarpSize;
 constexpr int kDimMax = 256;
-constexpr unsigned kHeadsAtOnce = 4;  // per warp, so that several loads are in flight
+constexpr unsigned kHeadsAtOnce = 4;  // heads per warp, so that several loads are in flight
 
-// Lane l of a warp has, for i = l, l + 32, ..., the values 2 i and 2 i + 1 of a head (low) and those half a head later
-// (high). kPairs is the number of such i: 1 for heads of up to 128 values, 2 for larger ones.
+// A lane's share of a head, for i = lane, lane + 32, ...: the values 2 i and 2 i + 1 of the head (low), and the values
+// half a head later (high). Value j is rotated together with value j + dim / 2, so the lane has both. kPairs is the
+// number of these i: 1 for heads of up to 128 values, 2 for larger ones.
 template <class T, unsigned kPairs>
 struct HeadPacks {
   Pack<T, 2> low[kPairs], high[kPairs];
@@ -205,7 +208,7 @@ struct HeadValues {
   float low[kPairs][2], high[kPairs][2];
 };
 
-// Calls f(k, 2 i) for the lane's k-th i.
+// Calls f(k, 2 i) for the lane's k-th i (see HeadPacks).
 template <unsigned kPairs, class F>
 ECHO_TRAINING_DEVICE void for_each_pair(unsigned lane, int dim, const F& f) {
   ECHO_TRAINING_UNROLL
@@ -221,7 +224,7 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
   for (int first_head = 0; first_head < all_heads; first_head += kRotateWarps * kHeadsAtOnce) {
     typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
     typename Block::template Local<float> squares[kHeadsAtOnce];
-    const auto head_of = [&](unsigned thread, unsigned n) {  // the n-th of the kHeadsAtOnce heads of a warp
+    const auto head_of = [&](unsigned thread, unsigned n) {  // the n-th of the warp's kHeadsAtOnce heads
       return first_head + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
     };
     block.each([&](unsigned thread) {
@@ -276,18 +279,19 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
   }
 }
 
-// The gradient of RotateJob::x, given attention's gradients of queries, keys and values. Keys and values of a token may
-// be in several rows, each in `repeats` consecutive heads: their gradients are summed.
+// Computes the gradient of RotateJob::x, given those of the rotated queries, keys and values. Keys and values of a
+// token may have been copied to several rows, and each head to `repeats` consecutive heads; the gradients of all copies
+// are summed.
 template <class T>
 struct RotateBackwardJob {
   RotateJob<T> forward;  // without `out`
   const T *q_slope, *k_slope, *v_slope;
-  std::int64_t q_stride, k_stride, v_stride;  // values from one row of heads to the next
-  // The rows of token t's keys and values: copies[i] for i from copies_first[t] to below copies_first[t + 1]; null: row
-  // t.
+  std::int64_t q_stride, k_stride, v_stride;  // numbers from one token or row to the next
+  // The rows of token t's keys and values are copies[i] for i from copies_first[t] to below copies_first[t + 1]. If
+  // `copies` is null, they are row t.
   const std::int32_t *copies_first, *copies;
   T* x_slope;
-  float* sums;  // [blocks, 2 dim]: for the norms of queries and of keys
+  float* sums;  // [blocks, 2 dim]: each block's share of the gradients of q_norm and k_norm
   int repeats;
 };
 
@@ -363,6 +367,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
               ECHO_TRAINING_UNROLL
               for (unsigned j = 0; j < 2; ++j) {
+                // The transpose of the rotation, in place.
                 float &da = slopes[n][thread].low[k][j], &db = slopes[n][thread].high[k][j];
                 const float rotated_back = da * cos_low.values[j] + db * sin_high.values[j];
                 db = db * cos_high.values[j] + da * sin_low.values[j];
@@ -403,7 +408,8 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               if (norm) {
                 const float a = widen(values[n][thread].low[k].values[j]),
                             b = widen(values[n][thread].high[k].values[j]);
-                if (is_query) {  // two branches, because a reference would move the sums out of registers
+                if (is_query) {  // two branches, because a reference to one of the sums would keep them out of
+                                 // registers
                   q_sums[thread].low[k][j] += da * (a * scale);
                   q_sums[thread].high[k][j] += db * (b * scale);
                 } else {
@@ -424,7 +430,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
     }
   }
   if (!forward.q_norm) return;
-  // Adds the warps' sums one after the other, so that the order is fixed.
+  // Adds the warps' sums one after the other, so that the order of additions is always the same.
   float* const shared = block.shared();  // [2 dim]
   block.each([&](unsigned thread) {
     for (int i = static_cast<int>(thread); i < 2 * forward.dim; i += kRotateThreads) shared[i] = 0;
@@ -451,8 +457,8 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
   });
 }
 
-// Copies row rows[r] of `source`, of `width` values, to row r of `target`, for `count` rows. The rows of `source` are
-// `stride` values apart. Each part of `dim` values is repeated `repeats` times consecutively. All sizes are multiples
+// Copies row rows[r] of `source` to row r of `target`, for `count` rows of `width` values. The rows of `source` are
+// `stride` values apart. Each head of `dim` values is repeated `repeats` times consecutively. All sizes are multiples
 // of 16 bytes.
 template <class T>
 struct GatherJob {
@@ -483,12 +489,12 @@ ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std:
 
 // ---- the gate ----
 
-// Rows of `width` values. Rows of gate, up and their slopes are `stride` values apart; `slope` and `out` are dense.
-// Widths, strides and addresses are multiples of 16 bytes.
+// Computes `out` from gate and up, or their gradients from `slope`, that of `out`. Rows have `width` values. Rows of
+// gate, up and their slopes are `stride` values apart. Widths, strides and addresses are multiples of 16 bytes.
 template <class T>
 struct GateJob {
   const T *gate, *up;
-  const T* slope;  // dense; backward only
+  const T* slope;  // of `out`, dense; backward only
   T* out;          // dense; forward only
   T *gate_slope, *up_slope;
   std::int64_t rows, width, stride;
@@ -496,7 +502,7 @@ struct GateJob {
 
 constexpr unsigned kGateThreads = 256;
 
-// Calls f(dense, strided) with the offsets of the thread's values in dense and in strided tensors.
+// Calls f(dense, strided) with the offsets of the thread's kValuesPerPack values in dense and in strided tensors.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void for_gate_values(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
   const std::int64_t offset = (index * kGateThreads + thread) * kValuesPerPack<T>;
@@ -544,9 +550,9 @@ ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job
 
 // ---- softmax over the vocabulary ----
 
-// For each row of logits [rows, width] under softmax(logits * scale), writes the log-probability of its target, the
-// entropy, and the logarithm of the softmax's denominator. Backward, replaces the logits by their gradients,
-// slope * scale * (1 at the target, otherwise 0, - probability).
+// For each row of logits [rows, width], writes the log-probability of its target under softmax(logits * scale), the
+// entropy, and the logarithm of the softmax's denominator. The backward kernel replaces the logits by their gradients,
+// which are slope * scale * (onehot - probability); onehot is 1 at the target, otherwise 0.
 template <class T>
 struct ScoreJob {
   T* logits;
@@ -560,7 +566,8 @@ struct ScoreJob {
 
 constexpr unsigned kScoreThreads = 512;
 
-// Calls f(value, i) for the thread's values of the row; loads several at a time if `aligned`.
+// Calls f(pack, offset) for the thread's values of the row. A pack has kValuesPerPack values if `aligned`, otherwise
+// one.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void for_row_values(const T* row, std::int64_t width, bool aligned, unsigned thread, const F& f) {
   constexpr unsigned kValues = kValuesPerPack<T>;

@@ -1,5 +1,5 @@
-// Starts the kernels of training_kernels.cu on a stream; the jobs' pointers are device addresses. Jobs must not be
-// empty. Internal to this folder.
+// Starts the kernels of training_kernels.cu on a stream. The pointers of a job are device addresses. A job must have at
+// least one row or part. Internal to this folder.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -8,7 +8,7 @@
 
 namespace echoline::model::training {
 
-// For T = float and Bf16.
+// These templates are instantiated for T = float and T = Bf16.
 template <class T>
 cudaError_t launch(const NormJob<T>& job, cudaStream_t stream);
 template <class T>

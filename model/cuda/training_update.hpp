@@ -4,21 +4,21 @@
 
 namespace echoline::model::training {
 
-constexpr unsigned kValueBlock = 256;  // values that share a scale and are updated by one warp
+constexpr unsigned kValueBlock = 256;  // values that share a scale, and that a warp updates together
 constexpr unsigned kUpdateThreads = 256, kUpdateWarps = kUpdateThreads / kWarpSize;
-constexpr unsigned kLaneValues = kValueBlock / kWarpSize;
-constexpr std::int64_t kValueBlocksPerWarp = 4;  // number of blocks of values that a warp updates, one after the other
+constexpr unsigned kLaneValues = kValueBlock / kWarpSize;  // of a block of values, per thread
+constexpr std::int64_t kValueBlocksPerWarp = 4;            // blocks of values that a warp updates one after the other
 constexpr std::int64_t kUpdatePart = kValueBlocksPerWarp * kUpdateWarps * kValueBlock;  // values per block of threads
 
-// A tensor of the optimizer. Each block of threads processes kUpdatePart values of one tensor.
+// A tensor of the optimizer. Each block of threads processes one part of a tensor: kUpdatePart values.
 struct UpdateEntry {
   void* parameter;  // Bf16 or float, holding bf16 values
   float* master;
-  void *moment1, *moment2;   // float; with scales int8_t and uint8_t
-  float *scale1, *scale2;    // one per kValueBlock values, or null
-  float* gradient;           // null: zeros
-  const Bf16* new_gradient;  // for AddJob, which adds it to `gradient`
-  std::int64_t count, first_part;
+  void *moment1, *moment2;         // both float; or, if there are scales, int8_t and uint8_t
+  float *scale1, *scale2;          // one per kValueBlock values, or null
+  float* gradient;                 // null: zeros
+  const Bf16* new_gradient;        // for AddJob, which adds it to `gradient`
+  std::int64_t count, first_part;  // number of values; index of its first part among the parts of all tensors
   // Flags. decays: weight decay applies. replaces: for AddJob, `gradient` is unset so far. aligned: all addresses are
   // multiples of 16 bytes.
   std::uint32_t parameter_is_fp32, decays, replaces, aligned;
@@ -27,16 +27,16 @@ struct UpdateEntry {
 struct UpdateJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;
-  const float*
-      thresholds;  // [kValueBlock] in [0, 1): random thresholds for rounding 8-bit moments; null without scales
-  float clip;      // factor of gradients; 1 or more: no clipping
+  // [kValueBlock] in [0, 1): random thresholds for rounding 8-bit moments; null without scales.
+  const float* thresholds;
+  float clip;  // factor of gradients; 1 or more: no clipping
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float inverse_correction2, epsilon;  // 1 / correction2; correction n is 1 - (beta n)^step, AdamW's bias correction
   float decay_factor;                  // 1 - rate * decay
   float step_factor;                   // -rate / correction1
 };
 
-// The entry of a part: the last one whose first part is at most `part`.
+// The entry whose tensor has the part: the last one whose first_part is at most `part`.
 ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std::int64_t count, std::int64_t part) {
   std::int64_t low = 0, high = count;
   while (high - low > 1) {
@@ -46,8 +46,8 @@ ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std
   return entries[low];
 }
 
-// Index of the lane's value `i`. A warp processes [begin, begin + kValueBlock); each lane has kLaneValues of them, in
-// groups of four.
+// Index in the tensor of the lane's i-th value. A warp processes [begin, begin + kValueBlock); each lane has
+// kLaneValues of these values, in groups of four.
 ECHO_TRAINING_DEVICE std::int64_t index_of(unsigned lane, unsigned i, std::int64_t begin) {
   return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
 }
@@ -58,8 +58,8 @@ ECHO_TRAINING_DEVICE void for_lane_values(unsigned lane, std::int64_t begin, std
   for (unsigned i = 0; i < kLaneValues; ++i)
     if (index_of(lane, i, begin) < end) f(i);
 }
-// The lane's values as floats, padded with zeros. `whole_and_aligned`: all exist, at addresses that are multiples of 16
-// bytes, so that four are loaded at once.
+// Loads the lane's values as floats, padded with zeros. `whole_and_aligned`: all values of the block exist, at
+// addresses that are multiples of 16 bytes, so that four are loaded at once.
 template <class T>
 ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t begin, std::int64_t end,
                                     bool whole_and_aligned, float (&values)[kLaneValues]) {
@@ -84,7 +84,7 @@ ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t
     values[i] = index < end ? as_float(source[index]) : 0.0f;
   }
 }
-// Stores the lane's values, the inverse of load_lane(); f converts each float.
+// Stores the lane's values in the places from which load_lane() loads. f converts each float to a T.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void store_lane(T* target, unsigned lane, std::int64_t begin, std::int64_t end,
                                      bool whole_and_aligned, const float (&values)[kLaneValues], const F& f) {
@@ -101,13 +101,13 @@ ECHO_TRAINING_DEVICE void store_lane(T* target, unsigned lane, std::int64_t begi
   for_lane_values(lane, begin, end, [&](unsigned i) { target[index_of(lane, i, begin)] = f(values[i]); });
 }
 
-// Largest codes of the moments in 8 bits. The code of moment 1 grows with its square root, that of moment 2 with its
-// fourth root, so that small values keep their precision.
+// Largest 8-bit codes of the moments. The code of moment 1 grows with the square root of its magnitude, that of moment
+// 2 with its fourth root, so that small values keep their precision.
 constexpr float kCode1Max = 127, kCode2Max = 255;
 constexpr float kScaleMin = 1e-30f;  // avoids division by zero
 
 struct LaneValues {
-  float m[kLaneValues], v[kLaneValues];
+  float m[kLaneValues], v[kLaneValues];  // first and second moments
 };
 
 // One update as defined in learner/training/optimizer.hpp, with the roundings of libtorch's CUDA kernels.
@@ -175,6 +175,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
       largest2[thread] = max2;
     });
     if (!entry.scale1) continue;
+    // Encodes the moments in 8 bits, relative to the block's largest values, which become its scales.
     block.warp_max(largest1);
     block.warp_max(largest2);
     block.each([&](unsigned thread) {

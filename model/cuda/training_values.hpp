@@ -1,14 +1,14 @@
-// Numbers, vectors and the class of a block of threads, for the device code of a training pass. training_kernels.cu
-// runs it on real threads; the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag
-// behind. Without libtorch. Internal to model/.
+// Number types, packs of values, and the description of a block of threads, for the device code of a training pass.
+// training_kernels.cu runs this code on real threads; the tests run it with loops on the CPU. The language is C++17,
+// because CUDA compilers lag behind. Needs no libtorch. Internal to model/.
 //
 // A class `Block` of kThreads threads has
 //   Block::Local<T>     one T per thread, indexed by thread; in registers on a device
 //   each(f)             f(thread) on every thread
-//   barrier()           what threads wrote to shared and global memory is seen by all threads of the block
-//   warp_sum(local)     replaces each thread's value by the sum over its warp; warp_max() likewise
-//   block_sum(local)    the same over the block; block_max() likewise
-//   shared()            kSharedFloats floats of the block
+//   barrier()           all threads of the block see what any of them wrote to shared and global memory before
+//   warp_sum(local)     replaces each thread's value by the sum over its warp; warp_max() by the maximum
+//   block_sum(local)    the same over the block; block_max() by the maximum
+//   shared()            kSharedFloats floats of memory that the block's threads share
 // Code outside each() runs the same way on all threads.
 #pragma once
 #include <cmath>
@@ -74,8 +74,7 @@ ECHO_TRAINING_DEVICE float round_to(float x) {
   return widen(narrow_to<T>(x));
 }
 
-// On a device, these intrinsics keep the compiler from fusing or replacing the operations. multiply_add: a * b + c,
-// rounded once.
+// Operations that the compiler must not fuse or replace on a device. multiply_add() is a * b + c, rounded once.
 #if defined(__CUDA_ARCH__)
 ECHO_TRAINING_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 ECHO_TRAINING_DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }

@@ -169,7 +169,7 @@ class Client:
         is_sharded = all(isinstance(value, shards.Shard) for value in state.values())
         parts = state if is_sharded else shards.shards_of_rank(state, rank)
         self._call_json("POST", f"/v1/policy/{version}/shards", shards.pack_part(parts, rank, ranks, attempt),
-                   "application/octet-stream")
+                        "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
         """Begins an evaluation by this trainer: returns the problems that the run does not train on. The result is a
