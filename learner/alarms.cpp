@@ -13,10 +13,9 @@ constexpr std::size_t kWindow = 10;        // the first and the last steps that 
 constexpr std::size_t kSkippedInARow = 3;  // steps with a skipped update
 // Multiples of the first steps' means.
 constexpr double kEntropyShareMin = 0.1, kLengthFactor = 2;
-// Smallest normal share of the tokens that are effective, and of the groups that are informative.
+// Alarms begin below these shares: of effective tokens, and of informative groups.
 constexpr double kEffectiveShareMin = 0.3, kInformativeShareMin = 0.05;
-// A larger share of truncated responses is too much.
-constexpr double kTruncatedShareMax = 0.5;
+constexpr double kTruncatedShareMax = 0.5;  // a larger share of truncated responses is not normal
 // Above this accuracy, low entropy and few differences are normal.
 constexpr double kSolvedAccuracyMin = 0.9;
 // A larger gain in accuracy counts as learning.
@@ -57,7 +56,7 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
     return new_alarms;
   }
   const auto step = static_cast<std::uint64_t>(number(row, "step"));
-  if (kind != "step" || step <= newest_step_) return new_alarms;
+  if (kind != "step" || step <= newest_step_) return new_alarms;  // steps repeated after a resume count once
   newest_step_ = step;
   Step measured;
   measured.reward = number(row, "reward_mean");
@@ -66,6 +65,7 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
   measured.truncated_share = number(row, "truncated_fraction");
   measured.informative_share = 1 - number(row, "zero_advantage_fraction");
   measured.skipped_update = number(row, "updates_skipped") > 0;
+  // Without informative groups, these two figures may be 0 only because no token was trained on.
   if (measured.informative_share > 0 && row.contains("entropy")) measured.entropy = number(row, "entropy");
   if (measured.informative_share > 0 && row.contains("effective_sample_fraction"))
     measured.effective_share = number(row, "effective_sample_fraction");
@@ -77,17 +77,17 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
 }
 
 void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms) {
-  const auto apply_rule = [&](const char* kind, bool applies, const std::string& detail, const char* advice) {
+  const auto update_alarm = [&](const char* kind, bool applies, const std::string& detail, const char* advice) {
     bool& is_active = active_[kind];
     if (applies && !is_active) new_alarms.push_back({.kind = kind, .step = step, .detail = detail, .advice = advice});
     is_active = applies;
   };
-  apply_rule("updates_skipped",
-             last_steps_.size() >= kSkippedInARow &&
-                 std::all_of(last_steps_.end() - kSkippedInARow, last_steps_.end(),
-                             [](const Step& step_figures) { return step_figures.skipped_update; }),
-             fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
-             "go back to a checkpoint (--resume) with a lower learner.learning_rate");
+  update_alarm("updates_skipped",
+               last_steps_.size() >= kSkippedInARow &&
+                   std::all_of(last_steps_.end() - kSkippedInARow, last_steps_.end(),
+                               [](const Step& step_figures) { return step_figures.skipped_update; }),
+               fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
+               "go back to a checkpoint (--resume) with a lower learner.learning_rate");
   if (newest_step_ < 2 * kWindow || first_steps_.size() < kWindow) return;
 
   const auto reward = [](const Step& step_figures) { return std::optional(step_figures.reward); };
@@ -108,28 +108,28 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
     variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
   const double rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
 
-  apply_rule("entropy_collapse",
-             entropy_then && entropy_now && *entropy_now < kEntropyShareMin * *entropy_then &&
-                 accuracy_now < kSolvedAccuracyMin,
-             fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0),
-                         entropy_then.value_or(0), accuracy_now),
-             "the policy has stopped exploring: raise learner.clip_high, or keep it near the reference "
-             "(learner.kl_coefficient), and lower learner.learning_rate");
-  apply_rule(
+  update_alarm("entropy_collapse",
+               entropy_then && entropy_now && *entropy_now < kEntropyShareMin * *entropy_then &&
+                   accuracy_now < kSolvedAccuracyMin,
+               fmt::format("entropy {:.3g}, at first {:.3g}; accuracy {:.3f}", entropy_now.value_or(0),
+                           entropy_then.value_or(0), accuracy_now),
+               "the policy has stopped exploring: raise learner.clip_high, or keep it near the reference "
+               "(learner.kl_coefficient), and lower learner.learning_rate");
+  update_alarm(
       "length_explosion",
       length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedShareMax),
       fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}", length_now,
                   length_then, 100 * truncated_now, reward_now, reward_then),
       "the reward favours long responses, or success is cut off: set learner.truncated to mask or penalty, or use "
       "learner.loss dr_grpo");
-  apply_rule(
+  update_alarm(
       "weights_collapse", effective_now && *effective_now < kEffectiveShareMin,
       fmt::format("an effective sample of {:.0f} % of the tokens", 100 * effective_now.value_or(0)),
       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or use "
       "learner.loss m2po. If it happens with a budget of 0, workers compute other probabilities than the learner");
   const bool held_out_does_not_rise = held_out_last_ && *held_out_last_ <= *held_out_first_ + kAccuracyGainMin;
   const bool reward_rises = reward_now > reward_then + rise_min;
-  apply_rule(
+  update_alarm(
       "reward_without_learning",
       reward_rises && (accuracy_now <= accuracy_then + kAccuracyGainMin || held_out_does_not_rise),
       fmt::format("reward {:.3f}, at first {:.3f}; accuracy {:.3f}, at first {:.3f}{}", reward_now, reward_then,
@@ -138,11 +138,11 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
                                  : std::string()),
       "the reward rises without more solved problems: read the model's responses (echoline model generate) and "
       "correct the reward");
-  apply_rule("nothing_to_learn", informative_now < kInformativeShareMin && accuracy_now < kSolvedAccuracyMin,
-             fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now,
-                         accuracy_now),
-             "problems are too hard or too easy for this policy: choose others, raise rollout.group_size or "
-             "rollout.temperature, or begin with a warm start");
+  update_alarm("nothing_to_learn", informative_now < kInformativeShareMin && accuracy_now < kSolvedAccuracyMin,
+               fmt::format("{:.1f} % of the groups have rewards that differ; accuracy {:.3f}", 100 * informative_now,
+                           accuracy_now),
+               "problems are too hard or too easy for this policy: choose others, raise rollout.group_size or "
+               "rollout.temperature, or begin with a warm start");
 }
 
 }  // namespace echoline::learner

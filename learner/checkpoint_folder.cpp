@@ -48,7 +48,7 @@ fs::path unused_folder(const fs::path& folder, std::int64_t step) {
   return path;
 }
 
-// Names of the checkpoints by step, and of equal steps the newest last.
+// Names of the checkpoints in the order of their steps. The newest of equal steps is the last of them.
 Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
   std::error_code ec;
   std::vector<std::string> names;
@@ -60,6 +60,7 @@ Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
   return names;
 }
 
+// The step in a checkpoint's name, which may end with a suffix such as ".001".
 std::int64_t step_of(std::string_view name) {
   std::int64_t step = 0;
   name.remove_prefix(kPrefix.size());

@@ -20,6 +20,7 @@ std::optional<double> Credibility::median_of_others(WorkerId worker, double Scru
 
 std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Scrutiny>& scrutinies,
                                                      std::uint64_t step) {
+  // First updates the means of all workers, because a judgement compares a worker with the others.
   std::vector<WorkerId> to_judge;
   for (const auto& [id, scrutiny] : scrutinies) {
     Record& record = records_[id];

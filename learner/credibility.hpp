@@ -11,8 +11,8 @@
 
 namespace echoline::learner {
 
-// Figures of a worker's scrutinised responses, which are those that the learner computed log-probabilities for. Each is
-// a sum over the responses of nats per token.
+// Figures of those responses of a worker for which the learner computed log-probabilities. `surprise` and `dispute` are
+// means over a response's tokens, in nats, summed over the responses.
 struct Scrutiny {
   std::uint64_t responses = 0;
   // −log π − H (entropy): by how much the tokens are less likely than average tokens of the policy π. About zero for
@@ -34,7 +34,7 @@ class Credibility {
     double nats, times_others;
   };
   static constexpr Limit kSurpriseLimit{.nats = 3, .times_others = 4}, kDisputeLimit{.nats = 1, .times_others = 8};
-  static constexpr int kInARowMax = 3;                 // judgements over a limit, with which the worker is expelled
+  static constexpr int kInARowMax = 3;                 // judgements in a row over a limit after which it is expelled
   static constexpr std::uint64_t kMemorySteps = 1024;  // after these steps without responses, a worker is forgotten
 
   struct Verdict {

@@ -19,7 +19,7 @@ namespace echoline::learner {
 struct Incoming {
   WorkerId worker;
   std::string bytes;
-  bool skips_rate_check = false;  // its worker's message rate was checked already, or it arrived during a stall
+  bool skips_rate_check = false;  // the worker's message rate was checked already, or the message came during a stall
 };
 // A change of the database that is repeated until the database stores it.
 struct DatabaseWrite {

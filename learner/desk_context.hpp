@@ -26,7 +26,7 @@ struct DeskOptions {
   const Clock* clock = nullptr;                         // null: the system's clock
   Duration retry_every = std::chrono::seconds(1);       // between attempts while the database cannot store
   Duration database_patience = DiskPatience::kDefault;  // before errors other than a full disk end the run
-  // The run ends if for this long no worker can generate with its policy and the batch is not whole.
+  // The run ends if, for this long, no worker can generate with its policy and the batch is not whole.
   Duration stuck_max = std::chrono::minutes(1);
 };
 
@@ -42,7 +42,8 @@ struct GroupSetAside {
 // the others may be empty.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;  // a message for a worker
-  // Trajectories of a worker are durable. `lease_seconds`: how long the worker held leases since its previous ones.
+  // Trajectories of a worker are durable. `lease_seconds`: for how long the worker has held leases since its previous
+  // trajectories.
   std::function<void(WorkerId, std::uint64_t rollouts, double lease_seconds)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // the worker should be expelled
   // The worker's machine ends, and it finishes its groups. Returns false if the worker is lost already.
@@ -51,6 +52,8 @@ struct DeskEvents {
   std::function<void(const PolicyUnusable&)> policy_unusable;
   // A worker without a lease requested work, and there was none for any worker.
   std::function<void(WorkerId)> turned_away;
+  // Seconds since its last request for which the worker, or the free part of its capacity, waited for work.
+  std::function<void(WorkerId, double seconds)> without_work;
   std::function<void(WorkerId)> drained;  // a retired worker without a lease requested work; may be called again
   // The database's error when it stops storing; null when it stores again.
   std::function<void(const Error*)> database_stalled;

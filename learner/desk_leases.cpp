@@ -11,10 +11,10 @@ namespace {
 
 constexpr std::uint32_t kRetryMs = 40;           // until a worker without leases asks again
 constexpr std::uint32_t kRefusedRetryMs = 1000;  // the same if it is retired or its policy is not accepted
-constexpr int kRefillsMax = 8;                   // attempts to replace groups that are set aside by others
-constexpr double kProgressPerLease = 3;          // signs of progress that a worker sends in the shortest lease granted
+constexpr int kLeaseRoundsMax = 8;               // per request; another round follows if all groups are set aside
+constexpr double kProgressPerLease = 3;          // progress messages that a worker sends within its shortest lease
 
-// The stable text that reports count by.
+// The text by which reports count failures; it must not change.
 std::string_view reason_text(schema::WorkFailure failure) {
   switch (failure) {
     case schema::WORK_FAILURE_PROMPT:
@@ -55,7 +55,7 @@ bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
   if (!durable && desk_.database.stall_if_database_error(durable.error())) return false;
   if (!durable) log::error("no lease is granted or renewed: {}", durable.error().message());
   for (auto& [worker, answer] : answers) {
-    if (!durable) answer.mutable_grant()->clear_leases();
+    if (!durable) answer.mutable_grant()->clear_leases();  // without leases, the worker asks again
     desk_.events.send(worker, answer.SerializeAsString());
   }
   set_aside_.report_new(/*before_lease=*/true);
@@ -66,7 +66,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   const Version version{request.version()};
   answer.set_retry_after_ms(kRetryMs);
   policies_.record_request(worker, version);
-  if (is_retired(worker)) {
+  if (is_retired(worker)) {  // gets no lease, and has drained once it holds none
     answer.set_retry_after_ms(kRefusedRetryMs);
     if (desk_.ledger->leases_held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
     return;
@@ -96,7 +96,7 @@ Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& reques
   const Version version{request.version()};
   double shortest_lease_s = 0;
   // Tries again while all leased groups were set aside, because their prompts cannot be used.
-  for (int round = 0; round < kRefillsMax && answer.leases().empty() && set_aside_.can_generate(); ++round) {
+  for (int round = 0; round < kLeaseRoundsMax && answer.leases().empty() && set_aside_.can_generate(); ++round) {
     ECHO_ASSIGN(const auto leases, desk_.ledger->grant({.worker = worker,
                                                         .version = version,
                                                         .policy_digest = *policies_.digest_of(version),
@@ -105,6 +105,8 @@ Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& reques
                                                         .newest = policies_.newest_published()},
                                                        batches_.step(), desk_.clock.unix_seconds()));
     if (desk_.events.turned_away && desk_.ledger->was_turned_away(worker)) desk_.events.turned_away(worker);
+    const double without_work_s = desk_.ledger->take_seconds_without_work(worker, desk_.clock.unix_seconds());
+    if (desk_.events.without_work && without_work_s > 0) desk_.events.without_work(worker, without_work_s);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = desk_.checker.question(record.group);

@@ -39,8 +39,8 @@ class DeskLeases {
   // The worker finishes its leases, and gets no new one until it joins again.
   void retire(WorkerId worker) { retired_.insert(worker); }
   bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
-  // Returns an error if for DeskOptions::stuck_max no worker could generate with its policy, so that no batch
-  // completes.
+  // Returns an error if no worker has been able to generate with its policy for DeskOptions::stuck_max. No batch would
+  // be completed.
   Status check_completable();
 
   void check() const;  // aborts if its parts disagree
@@ -58,7 +58,7 @@ class DeskLeases {
   Discipline& discipline_;
   SetAsideGroups& set_aside_;
   const StepBatches& batches_;
-  TimePoint stuck_since_ = kNever;  // since then no worker can generate; kNever: some can
+  TimePoint stuck_since_ = kNever;  // the time since which no worker can generate; kNever: some can
   std::set<WorkerId> logged_slow_;  // workers that the log has named as too slow
   std::set<WorkerId> retired_;
 };

@@ -26,7 +26,8 @@ Result<std::unique_ptr<DeskLogic>> DeskLogic::open(DeskContext desk, std::uint64
   ECHO_ASSIGN(desk.ledger,
               replay_buffer::JobLedger::open(*desk.buffer, {.pacing = pacing, .lease = desk.options.lease}));
   ECHO_TRY(desk.buffer->rewind(resume_step));
-  ECHO_ASSIGN(const std::uint64_t released, desk.ledger->release_all());  // workers end with their learner
+  // Workers have dropped their groups, because they lost the earlier process of the learner.
+  ECHO_ASSIGN(const std::uint64_t released, desk.ledger->release_all());
   if (released > 0) log::info("{} groups of the earlier process return to the pool", released);
   return std::unique_ptr<DeskLogic>(new DeskLogic(std::move(desk), resume_step));
 }
@@ -56,6 +57,7 @@ void DeskLogic::extend_leases_after_pause() {
     }
     desk_.clock.tick(now);
   } else if (database.is_retry_due() && leases_.extend_leases(since_last_tick)) {
+    // Extending the leases was the retry. It succeeded, so the database stores again.
     batches_.exclude_pause(since_last_tick);
     desk_.clock.tick(now);
     database.on_retry_succeeded();
@@ -98,11 +100,12 @@ void DeskLogic::run_due() {
   batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.check_completable(); });
 }
 
-// Messages that must wait for the database go back into its backlog.
+// Stores the submissions in one transaction, then handles requests for leases and their renewals in another, and other
+// messages one by one. Messages that must wait for the database go back into its backlog.
 void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   DeskSubmissions::Submissions submissions;
-  std::vector<std::size_t> submission_indices;                        // in `messages`
-  std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // with their indices in `messages`
+  std::vector<std::size_t> submission_indices;                                // in `messages`
+  std::vector<std::pair<std::size_t, schema::WorkerMessage>> other_messages;  // with their indices in `messages`
   std::vector<bool> must_wait(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
@@ -114,14 +117,14 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
       submissions.emplace_back(message.worker, std::move(*parsed->mutable_submission()));
       submission_indices.push_back(i);
     } else {
-      others.emplace_back(i, std::move(*parsed));
+      other_messages.emplace_back(i, std::move(*parsed));
     }
   }
   if (!submissions.empty() && !submissions_.store(submissions))
     for (const std::size_t i : submission_indices) must_wait[i] = true;
   std::vector<DeskLeases::Message> lease_messages;  // granted and renewed in one transaction
   std::vector<std::size_t> lease_indices;           // in `messages`
-  for (const auto& [i, message] : others) {
+  for (const auto& [i, message] : other_messages) {
     Incoming& incoming = messages[i];
     if (desk_.inbox.is_blocked(incoming.worker)) continue;
     if (desk_.database.can_store()) {
@@ -147,7 +150,7 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   }
 }
 
-// Returns false if the message must wait for the database.
+// Handles a failure, a return of leases or a departure. Returns false if the message must wait for the database.
 bool DeskLogic::handle(WorkerId worker, const schema::WorkerMessage& message) {
   if (message.has_failed()) return leases_.fail_lease(worker, message.failed());
   if (message.has_returned()) return leases_.return_leases(worker, message.returned());

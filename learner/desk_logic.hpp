@@ -22,8 +22,8 @@ class DeskLogic {
  public:
   static constexpr Duration kTick = std::chrono::milliseconds(200);  // run_due() is called at least this often
 
-  // Opens the replay buffer. `resume_step`: the next learner step; groups that later steps consumed are available
-  // again.
+  // Opens the replay buffer. `resume_step`: the next learner step, counted from 0. Groups that it or a later step
+  // consumed become available again.
   static Result<std::unique_ptr<DeskLogic>> open(DeskContext desk, std::uint64_t resume_step);
 
   // Extends leases by a pause of this thread, or by the time for which the database could not store, because workers
@@ -53,7 +53,7 @@ class DeskLogic {
   void return_leases_of_overflowed();
 
   DeskContext desk_;
-  data_plane::TrajectoryLimits limits_;
+  data_plane::TrajectoryLimits limits_;  // of workers' messages
   OfferedPolicies policies_;
   Discipline discipline_;
   SetAsideGroups set_aside_;

@@ -10,19 +10,19 @@
 namespace echoline::learner {
 
 // Counts misconduct by the worker's identity, so that neither a new connection nor a new learner process clears it. A
-// broken driver is no attack. So a worker is expelled only after several bad messages, or after several groups in a row
-// that fail on this worker alone. Pure.
+// fault such as a broken driver is no attack. So a worker is expelled only after several malformed messages, or after
+// several groups in a row that fail on this worker alone. Pure.
 class MisconductTracker {
  public:
-  void restore(WorkerId worker, const replay_buffer::Misconduct& stored);  // by an earlier process
+  void restore(WorkerId worker, const replay_buffer::Misconduct& stored);  // `stored` by an earlier process
   replay_buffer::Misconduct misconduct_of(WorkerId worker) const;
   // Counts a malformed message. Returns true once the worker must be expelled.
   bool record_malformed(WorkerId worker);
   // Counts a group that failed. Returns true once the worker must be expelled.
   bool record_failure(WorkerId worker);
   void record_accepted(WorkerId worker);  // an accepted submission
-  // Counts a message without new trajectories: a request, a sign of progress, a repeated result. Returns true if the
-  // worker sends more of them than it needs.
+  // Counts a message without new trajectories: a request, a progress message, a repeated submission. Returns true if
+  // the worker sends more of them than it needs.
   bool exceeds_message_rate(WorkerId worker, TimePoint now);
 
   void check() const;  // aborts if its parts disagree

@@ -31,7 +31,7 @@ class DiskPatience {
 
  private:
   const Duration limit_;
-  TimePoint failing_since_ = kNever;  // the first of a row of errors other than a full disk
+  TimePoint failing_since_ = kNever;  // the time of the first error in a row that is not a full disk
 };
 
 }  // namespace echoline::learner

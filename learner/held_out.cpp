@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
+constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;  // of refusals; further reasons count as "others"
 constexpr std::size_t kInFlightMax = TextServerClient::kPendingQuestionsMax / 64;  // questions that wait for an answer
 constexpr std::chrono::milliseconds kPoll(200);
 
@@ -103,8 +103,8 @@ json HeldOut::result() const {
   double correct = 0;
   for (const std::uint64_t correct_of_problem : correct_by_problem_) correct += static_cast<double>(correct_of_problem);
   const double accuracy = answers_ ? correct / answers : 0;
-  // Responses to one problem are correlated. The spread of the problems' means gives the number of independent
-  // responses.
+  // Responses to one problem are correlated. The number of independent responses is the variance of one response,
+  // divided by that of the mean, which follows from the spread of the problems' means.
   double squared_deviations = 0;
   for (const std::uint64_t correct_of_problem : correct_by_problem_)
     squared_deviations += std::pow(static_cast<double>(correct_of_problem) / samples_ - accuracy, 2);
@@ -180,6 +180,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
     question.top_p = questions.top_p;
     const auto chat = chats.find(id);
     if (questions.temperature > 0 && questions.sends_seeds)
+      // The number of messages stands for the turn, because it is different in every turn.
       question.seed = seed_of(questions, id, chat == chats.end() ? 0 : chat->second.size());
     question.prompt = std::move(prompt);
     if (chat != chats.end()) {

@@ -32,19 +32,21 @@ Interval wilson_interval(double share, double trials);
 // ones; k <= n. Source: Chen et al. 2021, arXiv:2107.03374.
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 
-// Collects `samples` responses to each problem, in any order. The task determines the number of turns of a response.
+// Collects and scores `samples` responses to each problem, in any order. The task decides how many turns a response
+// has.
 class HeldOut {
  public:
   // The adapter and the problems must outlive it. `seed` determines the seeds of the episodes.
   HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples,
           std::uint64_t seed);
-  // Takes the next turn of response `id` (< problems × samples; id / samples is the index of its problem). Returns the
-  // task's next text for the model; absent after the last turn. An error means that the task failed, not the model.
+  // Takes the next turn of response `id` (< problems × samples; id / samples is the index of its problem). `finished`:
+  // the turn was not cut. `tokens`: its length; absent if unknown. Returns the task's next text for the model; absent
+  // after the last turn. An error means that the task failed, not the model.
   Result<std::optional<PolicyInput>> submit_turn(std::uint64_t id, std::string_view text, bool finished,
                                                  std::optional<std::int64_t> tokens);
   // Ends a response that has no room for its next turn.
   void end_early(std::uint64_t id);
-  // The model could not be asked, or refused. Counts a wrong response and a refusal.
+  // Counts a wrong response and a refusal, because the problem could not be put to the model. `why` is reported.
   void record_refusal(std::uint64_t id, const std::string& why);
 
   std::uint64_t answers() const { return answers_; }
@@ -56,9 +58,9 @@ class HeldOut {
   struct Answer {
     std::unique_ptr<data_plane::Episode> episode;
     data_plane::Score score;
-    std::optional<std::int64_t> tokens = 0;  // absent if a turn's number is unknown
+    std::optional<std::int64_t> tokens = 0;  // of all turns; absent if one turn's number is unknown
     std::size_t turns = 0;
-    bool finished = true;
+    bool finished = true;  // false: the last turn was cut
   };
   void record_answer(std::uint64_t id, const Answer& answer);
 
@@ -84,7 +86,7 @@ struct HeldOutQuestions {
   std::int64_t tokens_max = 64;      // of all turns, with the task's texts between them
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: the rest of tokens_max
   std::uint64_t seed = 0;            // for sampling and for tasks that are random
-  bool sends_seeds = false;          // to a server, with every question: servers may then sample more slowly
+  bool sends_seeds = false;          // sends a seed with every question; servers may then sample more slowly
   std::function<bool()> interrupted = {};
   std::function<void(std::uint64_t answers)> progress = {};  // called a few times a second
 };
@@ -92,10 +94,10 @@ struct HeldOutQuestions {
 // Returns the seed of one turn of a response. Every turn has another seed.
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn);
 
-// Asks a server all problems: as chat messages in the style of the run's task or, with `phrasing`, as the text that it
-// makes (kInvalid if the task has further turns). Stop strings are applied here, because servers omit them from
-// responses. Ends with the first error that does not concern a single question: kUnavailable, kInvalid and others as in
-// TextServerClient; kCancelled when interrupted.
+// Asks a server all problems. Without `phrasing`, it sends them as chat messages in the style of the run's task.
+// With it, it sends the text that `phrasing` makes (kInvalid if the task has further turns). Stop strings are applied
+// here, because servers omit them from responses. Ends with the first error that does not concern a single question:
+// kUnavailable, kInvalid and others as in TextServerClient; kCancelled when interrupted.
 Status ask_server(TextServerClient& server, const RunConfig& config, const model::Phrasing* phrasing,
                   const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out);
 

@@ -42,7 +42,12 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
   provisioner::LaunchSpec spec;
   spec.image = config.fleet.image;
   spec.disk = config.fleet.disk;
-  const std::vector<std::string> engine_arguments = config.worker.arguments();
+  std::vector<std::string> engine_arguments = config.worker.arguments();
+  // The number for which the plan pays.
+  if (config.worker.engine != "builtin")
+    engine_arguments.insert(
+        engine_arguments.end(),
+        {"--engines", fmt::format("{}", std::max(1, config.worker.on_machine().count_on(offer.gpu_count)))});
   // A local worker is a process of this machine; any other provider rents a host that must reach this learner.
   if (provisioner::is_local_provider(offer.provider)) {
     spec.argv = local_worker_arguments(offer, config, node, local);
@@ -71,12 +76,17 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
                                        .authority = bundle->authority};
     provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
-  // Valid as long as the run waits for the machine, because images and bundles take time.
+  // The token is valid for as long as the run waits for the machine, because loading images and bundles takes time.
   const provisioner::ProviderKind* kind = provisioner::provider_kind(offer.provider);
   const Duration start_limit =
       config.fleet.queue_timeout + config.fleet.start_limit(kind != nullptr && kind->reports_phases);
   ECHO_ASSIGN(const auto token, node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, start_limit)));
   spec.env = {{kTokenVariable, std::string(token.reveal())}};
+  // A rented container has no other GPUs than its offer's. A host has them all.
+  const bool is_host = provisioner::is_local_provider(offer.provider) || (kind != nullptr && kind->is_bare_host);
+  const bool uses_offered_gpus = config.worker.engine != "builtin" || config.worker.device == "cuda";
+  if (is_host && uses_offered_gpus && !offer.gpu_ids.empty())
+    spec.env.emplace_back("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(offer.gpu_ids, ",")));
   return spec;
 }
 

@@ -16,7 +16,7 @@ class LeaseClock {
   TimePoint now() const { return clock_.now(); }
   double unix_seconds() const { return unix_seconds_at(clock_.now()); }
 
-  // Sets the time up to which every lease has been checked.
+  // Sets the time up to which the desk has kept up with its work. Leases are extended by a pause that follows.
   void tick(TimePoint now) {
     ECHO_CHECK(now >= last_tick_, "the monotonic clock went back by {}", to_text(last_tick_ - now));
     last_tick_ = now;

@@ -28,7 +28,7 @@ std::string identity_of(const std::filesystem::path& path) {
                      info.st_mtim.tv_nsec);
 }
 
-// Measured rates of machines in the runs of a folder, with the promised ones.
+// The measured and the promised rates of machines in earlier runs.
 std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisioner::LedgerHost>& hosts) {
   std::vector<provisioner::MeasuredRate> measured;
   for (const provisioner::LedgerHost& host : hosts)
@@ -39,7 +39,8 @@ std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisio
                           .gpu = host.gpu,
                           .gpu_count = host.gpu_count,
                           .promised_rollouts_per_s = *host.promised_rollouts_per_s,
-                          .measured_rollouts_per_s = *host.measured_rollouts_per_s});
+                          .measured_rollouts_per_s = *host.measured_rollouts_per_s,
+                          .engine = host.engine});
   return measured;
 }
 
@@ -51,6 +52,8 @@ std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::
   return links;
 }
 
+// Reads the offers file or searches the market, then predicts each offer's speed. A search ends early if `stop` (may be
+// null) turns true.
 Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig& model,
                               const provisioner::PlanRequest& request,
                               const std::vector<provisioner::MeasuredRate>& measured,
@@ -81,7 +84,8 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
   const provisioner::Workload workload{
       .parameters = static_cast<double>(model.parameters()),
       .tokens_per_rollout =
-          static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
+          static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max)),
+      .engines = config.worker.on_machine()};
   provisioner::fill_links(market.offers, links);
   provisioner::predict_throughput(market.offers, workload, profile ? &*profile : nullptr, measured);
   return market;

@@ -29,12 +29,12 @@ class OfferedPolicies {
   OfferedPolicies(std::uint32_t staleness_budget, std::function<void(const PolicyUnusable&)> unusable)
       : staleness_budget_(staleness_budget), unusable_(std::move(unusable)) {}
 
-  // Workers may have the version from now on; leases may be granted for it once it is published. Drops versions too old
-  // for the staleness budget.
+  // Workers may have the version from now on.
   void begin_publishing(Version version);
+  // Leases may be granted for the version from now on. Drops versions too old for the staleness budget.
   void finish_publishing(Version version, std::string digest);
   std::optional<Version> newest() const { return newest_; }  // the newest version that workers may have
-  // The newest version that leases may be granted for. At least one must be published.
+  // The newest version that leases may be granted for. Aborts if none is published yet.
   Version newest_published() const;
   // Null for a version that no lease may name.
   const std::string* digest_of(Version version) const;
@@ -44,15 +44,15 @@ class OfferedPolicies {
   // The version of each worker's latest request.
   const std::map<WorkerId, Version>& requested_versions() const { return requested_versions_; }
 
-  // The worker cannot generate with the version of its latest request. Returns that version; absent without a request.
   struct UnusableReport {
     Version version;
     bool is_first = false;  // the worker's first report on this version
   };
+  // Records that the worker cannot generate with the version of its latest request. Absent without a request.
   std::optional<UnusableReport> report_unusable(WorkerId worker, const std::string& detail);
-  // Whether kReportsNeeded workers reported it. Calls `unusable` when that is first so.
+  // Whether kReportsNeeded workers have reported the version. The first time that they have, calls `unusable`.
   bool is_unusable(Version version);
-  bool is_unusable_for(WorkerId worker, Version version);  // unusable, or blamed by this worker
+  bool is_unusable_for(WorkerId worker, Version version);  // unusable, or reported so by this worker
   std::string latest_report_on(Version version) const;     // the detail of the latest report
 
   void check() const;  // aborts if its parts disagree

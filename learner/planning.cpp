@@ -19,16 +19,17 @@ namespace {
 // every path. One that is too low makes workers forward a little more than necessary.
 constexpr BitRate kLearnerUploadDefault{1e9};
 
+// The share of time for which the learner would wait for this fleet, from a simulation of some steps.
 double predicted_idle(const provisioner::PlanRequest& request, const provisioner::FleetPace& fleet,
                       const replay_buffer::LeaseLength& lease, schema::OnNewPolicy on_new_policy) {
   using enum replay_buffer::GroupsInProgress;
-  const auto unsigned_of = [](double value) { return static_cast<std::uint32_t>(std::max(1.0, value)); };
+  const auto at_least_one = [](double value) { return static_cast<std::uint32_t>(std::max(1.0, value)); };
   replay_buffer::IdleQuestion question;
   question.pacing.staleness = {.budget = static_cast<std::uint32_t>(request.staleness_budget),
                                .publish_every = static_cast<std::uint32_t>(request.pace.publish_every),
                                .lookahead = static_cast<std::uint32_t>(request.lookahead)};
-  question.pacing.group_size = unsigned_of(request.group_size);
-  question.pacing.trajectories_per_step = unsigned_of(request.pace.rollouts_per_step);
+  question.pacing.group_size = at_least_one(request.group_size);
+  question.pacing.trajectories_per_step = at_least_one(request.pace.rollouts_per_step);
   question.lease = lease;
   question.step_s = seconds(request.pace.step_time);
   question.install_s = seconds(request.fleet.install_time_expected);
@@ -38,7 +39,7 @@ double predicted_idle(const provisioner::PlanRequest& request, const provisioner
                                 : on_new_policy == schema::ON_NEW_POLICY_FINISH ? kFinish
                                                                                 : kContinue;
   for (const provisioner::FleetPace::Worker& worker : fleet.workers) {
-    constexpr double kGroupsMax = 1024;
+    constexpr double kGroupsMax = 1024;  // keeps the number in range
     const double groups_ahead = worker.rollouts_per_s * seconds(fleet.work_ahead) / request.group_size;
     question.workers.push_back(
         {.group_s = request.group_size / worker.rollouts_per_s,
@@ -87,7 +88,7 @@ Status set_adapter(const RunConfig& config, model::ModelConfig& model) {
       }
     }
   } else {
-    ECHO_TRY(model::policy_layout(model));  // the targets are matrices of the model
+    ECHO_TRY(model::policy_layout(model));  // checks that the adapter's targets are matrices of the model
   }
   model.adapter->base_model = (config.run_folder() / "model").string();
   return ok();
@@ -116,7 +117,9 @@ provisioner::ProviderOptions provider_options(const RunConfig& config) {
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens) {
   provisioner::PlanRequest request = plan_request(config, model::memory_estimate(model).policy_bf16);
-  request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
+  // Tensor parallelism divides weights, keys and values.
+  request.gpu_memory_min = Bytes{gpu_memory_needed(config, model, prompt_tokens).count /
+                                 static_cast<std::uint64_t>(config.worker.gpus_per_engine)};
   return request;
 }
 
@@ -164,7 +167,10 @@ Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path
   RunPlan result;
   ECHO_ASSIGN(result.plan, provisioner::load_plan(file));
   result.plan.request.fleet = config.fleet;  // the current run file sets the limits on money and machines
-  for (const provisioner::PlanRow& row : result.plan.rows) result.offers.push_back(row.offer);
+  for (const provisioner::PlanRow& row : result.plan.rows) {
+    result.offers.push_back(row.offer);
+    result.offers.back().engine = config.worker.on_machine().text();
+  }
   return result;
 }
 

@@ -31,7 +31,7 @@ Status set_adapter(const RunConfig& config, model::ModelConfig& model);
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
-// The same if only the size of a snapshot is known. Then any GPU memory counts as sufficient.
+// The same if only the size of a policy is known. Any GPU memory then counts as sufficient.
 provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy);
 
 // Plans for a model of this shape and prompts of at most `prompt_tokens`. kInvalid for a bad offers file. kInfeasible
@@ -45,7 +45,7 @@ Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path
 // prompt, and the overhead of any GPU program.
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
-// Steps for which consumed trajectories are kept: back to the oldest checkpoint, and two more.
+// Number of steps for which consumed trajectories are kept: back to the oldest checkpoint, and two intervals more.
 inline std::uint64_t steps_kept(const RunConfig& config) {
   return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
 }

@@ -43,7 +43,7 @@ struct SourceHost {
 // A trainer's report on a learner step. Values that the trainer does not know are absent.
 struct TrainedStep {
   nlohmann::json figures = nlohmann::json::object();  // numbers by name, into the step's row of metrics.jsonl
-  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, under the policy before this step
+  std::map<WorkerId, Scrutiny> scrutiny;  // of some responses of each worker, under the policy before this step
 };
 
 // One thread, the service's. Version v is the policy after v learner steps.
@@ -83,6 +83,8 @@ struct BuiltIn {
   PolicyProbe probe = {};  // for the policies of an external trainer
   // Total memory of a GPU of this machine; absent if this program cannot determine it.
   std::function<std::optional<Bytes>(const std::string& device)> device_memory = {};
+  // Whether the program's libtorch has CUDA, with or without a GPU on this machine.
+  std::function<bool()> has_cuda = {};
 };
 
 // The source maker for the run file's trainer. kInvalid if it is the built-in one and the program has none.

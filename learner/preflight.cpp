@@ -81,9 +81,10 @@ class PreflightRun {
     shape.reference = learner.loss.kl_coefficient > 0;
     shape.recompute = learner.recompute;
     const auto tokens = static_cast<std::int64_t>(prompt_tokens_ + config_.rollout.response_tokens_max);
-    const auto rows = static_cast<std::int64_t>(config_.rollout.trajectories_per_step() / learner.minibatches) + 1;
+    const auto minibatch_rows =
+        static_cast<std::int64_t>(config_.rollout.trajectories_per_step() / learner.minibatches) + 1;  // rounded up
     shape.sequence_tokens = std::min(tokens, model_->positions_max);
-    shape.microbatch_tokens = std::min(learner.microbatch_tokens, rows * shape.sequence_tokens);
+    shape.microbatch_tokens = std::min(learner.microbatch_tokens, minibatch_rows * shape.sequence_tokens);
     shape.on_device = learner.device != "cpu";
     shape.optimizer_on_host = learner.optimizer.on_host;
     return shape;
@@ -138,7 +139,13 @@ class PreflightRun {
     add_result("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
   }
 
-  // The devices of the learner and of workers on this machine.
+  // Whether rented hosts run a copy of this program, rather than that of a bundle or image.
+  bool sends_this_program() const {
+    const provisioner::ProviderKind* kind = provisioner::provider_kind(config_.fleet.provider);
+    return kind != nullptr && kind->is_bare_host && !config_.fleet.bundle;
+  }
+
+  // Checks the devices of the learner and of workers on this machine, and what this program can do on rented hosts.
   void check_devices() {
     std::vector<std::string> devices;
     const auto check = [&]() -> Status {
@@ -152,6 +159,13 @@ class PreflightRun {
       if (config_.fleet.is_local() && config_.worker.engine == "builtin")
         if (const Status usable = can_compute_on(worker); !usable)
           return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
+      if (sends_this_program() && config_.worker.engine == "builtin" && worker != "cpu" && options_.built_in.has_cuda &&
+          !options_.built_in.has_cuda())
+        return fail(Code::kInvalid, "worker.device",
+                    "expected cpu, found {}: fleet.provider {} sends this program to its hosts, and its libtorch was "
+                    "built without CUDA. Build echoline with a libtorch with CUDA, or name a bundle of such a build in "
+                    "fleet.bundle",
+                    worker, config_.fleet.provider);
       return ok();
     };
     const Status usable = check();  // fills `devices`
@@ -162,7 +176,7 @@ class PreflightRun {
     return options_.built_in.can_compute_on ? options_.built_in.can_compute_on(device) : ok();
   }
 
-  // Keys and files of the providers that the run will rent from.
+  // Checks the keys and files of the providers from which the run will rent, and the credit of their accounts.
   void check_providers() {
     if (config_.fleet.joined_by_hand()) return;
     std::set<std::string> providers;
@@ -195,7 +209,7 @@ class PreflightRun {
     add("providers", verdict, fmt::format("{}{}", fmt::join(providers, ", "), accounts));
   }
 
-  // Prompts in the model's tokens: they must be encodable and leave room for a response.
+  // Prompts must be encodable in the model's tokens and leave room for a response.
   void check_lengths() {
     std::vector<schema::Problem> problems = evaluation_;
     for (std::uint64_t i = 0; i < kProblemsChecked; ++i)
@@ -266,7 +280,7 @@ class PreflightRun {
     add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
   }
 
-  // The learner's uplink carries all traffic. On one machine, its capacity is unknown.
+  // The plan depends on the learner's uplink, which carries every policy. Workers on this machine do not use it.
   void check_uplink() {
     if (config_.network.uplink || config_.fleet.is_local()) return;
     add("uplink", Verdict::kWarning,
@@ -277,10 +291,10 @@ class PreflightRun {
 
   // The replay buffer keeps trajectories until checkpoints have passed them.
   void check_store() {
-    const std::uint64_t steps =
+    const std::uint64_t steps_stored =
         std::min<std::uint64_t>(config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every +
                                                        config_.staleness.lookahead_steps() + 1);
-    const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
+    const std::uint64_t rows = steps_stored * config_.rollout.trajectories_per_step();
     const std::uint64_t rows_max = replay_buffer::BufferOptions{}.rows_max;
     if (rows > rows_max)
       add("store", Verdict::kFailed,
@@ -309,7 +323,7 @@ class PreflightRun {
                       config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
   }
 
-  // The bundle that rented hosts fetch, and the programs they unpack it with.
+  // Checks the bundle that rented hosts fetch, and whether they have the programs to unpack it.
   void check_bundle() {
     if (!config_.fleet.bundle) return;
     const std::filesystem::path& file = *config_.fleet.bundle;
@@ -384,7 +398,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
   // newest published policy, the next, which is compared with it, and deltas that are folded for a late worker.
   const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                                 Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
-  // The base of an adapter is the same memory in all policies of the built-in trainer.
+  // All policies of the built-in trainer share the memory of an adapter's base, in bf16.
   const std::uint64_t shared_bytes = training && model.adapter ? 2 * model.parameters() : 0;
   const Bytes published{shared_bytes +
                         static_cast<std::uint64_t>(Publisher::kPoliciesHeld *
@@ -411,7 +425,8 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
             parts, to_text(available),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
-  // A worker has the received policy and, unless they are on a GPU, fp32 weights of twice that size.
+  // A worker holds the received bf16 policy and the weights it computes with, unless those are on a GPU: fp32, twice as
+  // large.
   const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
   return {"memory", learner + workers > available ? Verdict::kWarning : Verdict::kOk,
           fmt::format("{} takes {} ({}){}, this machine has {}", activity, to_text(learner), parts,

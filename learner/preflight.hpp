@@ -1,5 +1,5 @@
-// Checks a run before any machine is rented and before an earlier run is moved. Used by `echoline plan`, `doctor` and
-// the learner (so also `up`), which rent by the resulting plan.
+// Checks a run before any machine is rented and before an earlier run of its name is moved away. Used by `echoline
+// plan` and `doctor`, and by the learner (so also by `up`), which rents machines by the resulting plan.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -17,8 +17,7 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // resume, trainer, model, task, lengths, messages, publications, store, learning rate, sampling,
-                     // port, plan, providers, memory, GPU memory
+  std::string name;  // such as "model" or "GPU memory"; each check has one name
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure
@@ -33,7 +32,7 @@ struct Preflight {
 };
 
 struct PreflightOptions {
-  BuiltIn built_in;                 // the built-in trainer, as this program has it
+  BuiltIn built_in;                 // this program's built-in trainer; empty in a program without libtorch
   std::filesystem::path plan = {};  // if the file exists, it is the run's plan, and offers are not read
   bool resume = false;
 };
@@ -46,9 +45,9 @@ Preflight preflight(const RunConfig& config, const PreflightOptions& options);
 // kInvalid unless a learner could listen on this address; port 0: any.
 Status can_listen(const std::string& host, std::uint16_t port);
 
-// Whether a machine with `available` bytes of memory can be the learner of such a model, with `local_workers` workers
-// on it. `store`: network.store. `training`: from the run file; absent for an external trainer. `workers_on_gpu`: the
-// workers' weights are not in this memory.
+// Whether a machine with `available` bytes of memory can be the learner of this model, while `local_workers` workers
+// run on it too. `store`: network.store. `training`: from the run file; absent for an external trainer.
+// `workers_on_gpu`: the workers' weights are in a GPU's memory instead.
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training = model::TrainingShape{},
                    bool workers_on_gpu = false);

@@ -47,7 +47,7 @@ void Publisher::request_catch_up(std::optional<Version> from) {
   wake_.notify_all();
 }
 
-// A waiting policy is published before late workers are helped.
+// Publishes a waiting policy before it answers requests of late workers.
 void Publisher::publish_until_stopped() {
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -83,12 +83,12 @@ class Publisher {
   const delta::EncodeOptions options_;
   const PublisherEvents events_;
   overlay::LearnerNode* node_ = nullptr;
-  std::optional<Policy> newest_;  // the published one; used only by the thread, like the next member
-  delta::LeafDigests leaves_;     // of `newest_`
+  std::optional<Policy> newest_;  // the newest published policy; used only by the thread, like the next member
+  delta::LeafDigests leaves_;     // of the tensors of `newest_`, so that the next delta need not compute them again
   std::mutex mutex_;
   std::condition_variable wake_, publication_ended_;
-  std::optional<Policy> next_;    // waits for publication or is being published; guarded by mutex_
-  std::optional<Error> failure_;  // of a publication; guarded by mutex_
+  std::optional<Policy> next_;    // the policy that waits for publication or is being published; guarded by mutex_
+  std::optional<Error> failure_;  // of a publication; guarded by mutex_; ends further publications
   std::set<std::optional<Version>> catch_up_requests_;  // guarded by mutex_
   std::atomic<bool> stopping_ = false;                  // written under mutex_
   std::thread thread_;

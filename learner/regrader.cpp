@@ -7,7 +7,7 @@
 namespace echoline::learner {
 namespace {
 
-// Whether a timeout explains the difference: the grade that timed out is not the higher one.
+// Whether a timeout explains the difference: one of the two grades timed out, and it is not the higher one.
 bool is_explained_by_timeout(const schema::Trajectory& trajectory, const data_plane::Score& score) {
   return (trajectory.late() && trajectory.reward() <= score.reward) ||
          (score.late && score.reward <= trajectory.reward());
@@ -27,6 +27,7 @@ Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajec
       fmt::format("'{}' (problem '{}'): {}", trajectory.id(), trajectory.problem_id(), difference->detail);
   if (!first->refusal && is_explained_by_timeout(trajectory, first->score))
     return {.verdict = Verdict::kLate, .detail = detail};
+  // A difference counts only if the learner's own grades agree.
   const auto second = verifier.compute_score(trajectory, problem, stop);
   if (!second) return {.verdict = Verdict::kImpossible, .detail = second.error().message()};
   if (!second->refusal && is_explained_by_timeout(trajectory, second->score))

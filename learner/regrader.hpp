@@ -19,15 +19,17 @@
 
 namespace echoline::learner {
 
-// Grades one response by the task, once more if the first result differs. The lower of two rewards may come from a
-// timeout on its side, so such a difference is not counted as misconduct.
+// Grades one response by the task, and a second time if the first result differs from the worker's. A grade that timed
+// out may be too low. A difference that this explains is not counted as misconduct.
 Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop = nullptr);
 
-// Thread-safe. The queue is bounded, and responses beyond it are left out, so no caller waits for the regrader. Workers
-// take turns, so that slow responses of one worker do not hide those of others.
+// Thread-safe. No caller waits for the regrader: its queue is bounded, and responses that do not fit are left out.
+// It grades responses of one worker after the other in turn, so that slow responses of one do not delay those of
+// others.
 class Regrader {
  public:
+  // Limits of the queue: responses, responses of one worker, and bytes.
   static constexpr std::size_t kWaitingMax = 1024, kWaitingOfWorkerMax = 128, kWaitingBytesMax = 64u << 20;
 
   // `secret` seeds the choice of responses, so that workers cannot predict it. `wake` is called on the regrader's
@@ -67,10 +69,10 @@ class Regrader {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   RegradingRules rules_;                                     // guarded by mutex_
-  std::vector<RegradingCounts::Expelled> workers_to_expel_;  // guarded by mutex_; each worker once.
+  std::vector<RegradingCounts::Expelled> workers_to_expel_;  // guarded by mutex_; each worker once
   std::map<WorkerId, std::deque<Item>> waiting_;             // guarded by mutex_; no empty queues
   std::size_t queued_items_ = 0, queued_bytes_ = 0;          // guarded by mutex_; in waiting_
-  WorkerId last_graded_;                                     // guarded by mutex_; the next turn is the next worker's
+  WorkerId last_graded_;                                     // guarded by mutex_; the worker with the next id is next
   std::atomic<bool> stop_ = false;
   bool warned_cannot_grade_ = false;  // used only by the thread
   std::thread thread_;                // last: it uses all members above

@@ -63,8 +63,7 @@ std::optional<std::string> RegradingRules::record_result(WorkerId worker, const 
   seconds_per_response_.add(regraded.seconds);
   record.seconds_per_response.add(regraded.seconds);
   switch (regraded.verdict) {
-    // These three say nothing about the worker: the learner's two grades differ, a timeout explains the difference, or
-    // the task failed here.
+    // These three are no evidence for or against the worker.
     case Verdict::kUnsettled:
       ++counts_.unsettled;
       return std::nullopt;

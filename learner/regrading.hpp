@@ -16,8 +16,8 @@ namespace echoline::learner {
 struct Regraded {
   enum class Verdict {
     kSame,        // the worker's grade
-    kDifferent,   // another grade, twice the same
-    kUnsettled,   // two different grades: no evidence against the worker
+    kDifferent,   // another grade than the worker's, the same in two tries
+    kUnsettled,   // a different grade in each try: no evidence against the worker
     kLate,        // a timeout, here or at the worker, explains the difference
     kImpossible,  // the task failed here, so there is no second grade
   };
@@ -46,8 +46,8 @@ struct RegradingCounts {
 // worker are always chosen, and so are all of a worker with a difference until it is forgiven.
 class RegradingRules {
  public:
-  static constexpr double kShareOfStep = 0.05;         // of a learner step's time, that grading may take
-  static constexpr std::uint64_t kFirstResponses = 8;  // of a worker, which are always chosen
+  static constexpr double kShareOfStep = 0.05;         // share of a learner step's time that grading may take
+  static constexpr std::uint64_t kFirstResponses = 8;  // number of a worker's first responses that are always chosen
   // A program written by the policy may behave differently at each run, and the learner's two grades may agree by
   // chance. So it takes three differences to expel a worker, and one is forgiven for every hundred equal grades.
   static constexpr std::uint32_t kDifferencesMax = 3;

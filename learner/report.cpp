@@ -66,7 +66,7 @@ json staleness_json(const ReportInput& input) {
 json bytes_or_null(std::uint64_t bytes) { return bytes > 0 ? json(bytes) : json(nullptr); }
 
 json memory_json(const ReportInput& input) {
-  std::uint64_t largest_worker_bytes = 0;  // now; the learner's maximum is over time
+  std::uint64_t largest_worker_bytes = 0;  // by the last reports; the learner's maximum is over the whole run
   for (const WorkerEntry& worker : input.workers)
     largest_worker_bytes = std::max(largest_worker_bytes, worker.memory_bytes);
   return {{"learner_bytes", bytes_or_null(input.memory.resident.count)},
@@ -119,7 +119,7 @@ json learning_json(const RunFigures& figures) {
           {"clip_fraction_mean", json_or_null(figures.clip.totals.mean())},
           {"behaviour_kl_mean", json_or_null(figures.behaviour_kl.totals.mean())},
           {"reference_kl_last", json_or_null(figures.reference_kl.last)},
-          // Null if no step reported what alarms watch; every step that does reports the effective sample fraction too.
+          // Null if no step reported the figures that alarms watch. The effective sample fraction is one of them.
           {"alarms_begun", figures.effective.last ? json(alarms_begun) : json(nullptr)},
           {"alarms", figures.alarms}};
 }

@@ -23,19 +23,19 @@ namespace echoline::learner {
 struct WorkerEntry {
   WorkerId id;
   std::string offer;
-  std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
-  std::uint64_t rollouts = 0;                // accepted
-  std::uint64_t bytes_in = 0, bytes_forwarded = 0;
-  Duration delay{};          // one way from the learner; zero: unknown
-  std::uint32_t region = 0;  // index in network.regions, and its name; "" without regions
+  std::optional<double> price_usd_per_hour;         // machine and disk; absent: not stated
+  std::uint64_t rollouts = 0;                       // accepted
+  std::uint64_t bytes_in = 0, bytes_forwarded = 0;  // of policies: received, and sent on to other workers
+  Duration delay{};                                 // one way from the learner; zero: unknown
+  std::uint32_t region = 0;                         // index in network.regions, and its name; "" without regions
   std::string region_name;
   std::optional<double> install_seconds_mean;  // reported by the worker: from a complete policy until it is in place
   std::uint64_t memory_bytes = 0, heap_bytes = 0;  // reported by the worker; 0: not reported
-  std::optional<Version> version;
+  std::optional<Version> version;                  // the newest that it acknowledged, and its digest of that policy
   overlay::Digest digest{};
   Presence presence = Presence::kPresent;
-  bool quarantined = false;  // forwarded bad chunks, so it must not forward any more
-  std::uint64_t trouble_events = 0;
+  bool quarantined = false;          // forwarded bad chunks, so it must not forward any more
+  std::uint64_t trouble_events = 0;  // errors of the worker that the overlay reported
 };
 
 struct ReportInput {
@@ -73,8 +73,8 @@ nlohmann::json worker_status(const WorkerEntry& worker, std::optional<double> ro
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);
 
-// How often staleness limits delayed workers, from a report's `staleness`: "S bound in 12 steps, the lookahead of 2 in
-// 3". Empty if neither limit did.
+// Text on how often the staleness budget (S) and the lookahead delayed workers, from a report's `staleness`: "S bound
+// in 12 steps, the lookahead of 2 in 3". Empty if neither did.
 std::string bound_text(const nlohmann::json& staleness);
 
 // The report as a page of text, at most 100 columns.

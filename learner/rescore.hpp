@@ -21,11 +21,11 @@ struct RescoreTask {
   std::function<Result<const model::Phrasing*>()> phrasing;
 };
 
-// A rollout's second grade. `ended_early`: a different task ended before the last turn.
+// A rollout's second grade.
 struct SecondGrade {
   data_plane::Score score;
-  std::size_t turns = 1;
-  bool ended_early = false;
+  std::size_t turns = 1;     // turns that the task graded
+  bool ended_early = false;  // the task ended before the rollout's last turn, as only another task than the run's can
 };
 
 // An error is the reason for no grade: an unknown problem, tokens that do not decode to turns, or a failed task.

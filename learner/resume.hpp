@@ -21,7 +21,7 @@ struct SettingChange {
   std::optional<std::string> before, now;  // absent: the key was or is missing
 };
 
-// By key. Empty if the run's folder has no config.yaml; kCorrupt if it is not YAML.
+// The changed settings, sorted by key. Empty if the run's folder has no config.yaml; kCorrupt if it is not YAML.
 Result<std::vector<SettingChange>> changed_settings(const RunConfig& config);
 
 // Whether the run in the folder of `config` can resume with these settings. Only reads. kNotFound: no run or no
@@ -31,8 +31,8 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
 // Writes the changed settings to the run's events and metrics, before config.yaml is replaced.
 Status record_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step);
 
-// Stores in consumed.json in the run's folder that step `step`, counted from 0, was trained on these groups, because
-// the replay buffer could not mark them as consumed. mark_consumed() reads it when the run is resumed.
+// Stores in consumed.json, in the run's folder, that step `step` (counted from 0) was trained on these groups. Call it
+// if the replay buffer could not mark them as consumed; mark_consumed() does so when the run is resumed.
 Status store_unmarked_batch(const std::filesystem::path& folder, std::uint64_t step,
                             const std::vector<GroupId>& groups);
 // Calls `consume` for these groups if the run resumes at the next step, and removes the file. Logs a failure.

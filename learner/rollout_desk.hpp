@@ -25,25 +25,26 @@ namespace echoline::learner {
 // DeskOptions::database_patience. Then wait_batch() returns the error.
 class RolloutDesk {
  public:
-  // `resume_step`: the next learner step; groups that later steps consumed become available again.
+  // `resume_step`: the next learner step, counted from 0. Groups that it or a later step consumed become available
+  // again.
   static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, SubmissionChecker checker,
                                                    std::uint64_t resume_step, DeskEvents events);
   ~RolloutDesk();
 
-  // From now on workers may have `version` and submit tokens of it.
+  // Accepts submissions with tokens of `version` from now on, because workers may have it.
   void begin_publishing(Version version);
-  // From now on leases may be granted for `version`.
+  // Grants leases for `version` from now on.
   void finish_publishing(Version version, const overlay::Digest& digest);
   // Takes a message from the overlay. Expels a worker whose unread messages are too many or too long.
   void receive(WorkerId worker, std::string bytes);
   // Groups of a worker that is away or lost go to other workers; a retired worker gets no more until it joins again.
   void on_presence_change(const PresenceChange& change);
-  // The run has ended: a worker whose machine ends need not finish its groups.
+  // Call when the run has ended. A worker whose machine ends then need not finish its groups.
   void end_result_requests() { run_needs_results_ = false; }
 
-  // Waits for a whole batch for `step`, and until training on it would make no leased group too stale for all later
-  // steps. Absent after `wait` or stop(). kInvalid: many groups in a row were set aside and none could be generated.
-  // Returns the database's error if the database is given up.
+  // Waits until there is a whole batch for `step`, and until training on it would make no leased group too stale for
+  // every later step. Absent after `wait` or stop(). kInvalid: many groups in a row were set aside and none could be
+  // generated. Returns the database's error if the database is given up.
   Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
   // While the database cannot store, the next three methods return its error (kExhausted, kIo, kUnavailable) and may be
   // called again.
@@ -56,7 +57,7 @@ class RolloutDesk {
   Status discard_groups_of(WorkerId worker);
   Result<DeskCounts> counts();
   bool is_database_stalled() const { return !database_.can_store(); }
-  // If so, no call succeeds any more.
+  // If true, no call succeeds any more.
   bool has_given_up_database() const { return database_.state() == DatabaseBacklog::State::kGivenUp; }
   void stop();
 
@@ -69,6 +70,7 @@ class RolloutDesk {
   // Runs `work` on the desk's thread and waits for its result.
   template <class T>
   Result<T> call_on_thread(std::function<Result<T>()> work);
+  // Makes the desk's thread do its due work now.
   void wake() {
     queue_.try_push(Item(Task([] {})));
   }

@@ -93,6 +93,12 @@ void Roster::record_turned_away(WorkerId id) {
   meters_[id].record_turned_away();
 }
 
+void Roster::record_without_work(WorkerId id, double seconds) {
+  const std::lock_guard lock(mutex_);
+  workers_.try_emplace(id);
+  meters_[id].record_without_work(seconds);
+}
+
 std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   const std::lock_guard lock(mutex_);
   floods_ = stats.floods;

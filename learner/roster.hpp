@@ -33,9 +33,11 @@ class Roster {
   void on_presence_change(const PresenceChange& change, TimePoint now);
   void count_trouble(WorkerId id);  // the overlay reported an error of the worker
   void record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest);
+  // Returns the worker's progress since its last heartbeat.
   WorkerMeter::Progress take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now);
   void record_accepted(WorkerId id, std::uint64_t rollouts, double lease_seconds);
-  void record_turned_away(WorkerId id);  // its request was refused: no work for any worker
+  void record_turned_away(WorkerId id);  // its request got no lease, because no worker could have got one
+  void record_without_work(WorkerId id, double seconds);
   // Copies the overlay's data on its workers. Returns the topology as Graphviz text if it has changed.
   std::optional<std::string> refresh(const overlay::LearnerStats& stats);
 
@@ -61,7 +63,7 @@ class Roster {
   std::map<WorkerId, WorkerMeter> meters_;
   std::map<std::string_view, const provisioner::Offer*> planned_;  // the plan's offers, by id
   std::map<std::string, provisioner::Offer> rented_;               // by id
-  std::optional<chains::Topology> drawn_topology_;                 // of refresh()'s last text; absent after a join
+  std::optional<chains::Topology> drawn_topology_;                 // in refresh()'s last text; absent after a join
   std::set<WorkerId> seeds_;                                       // workers to which the learner sends
   std::string topology_summary_;
   std::uint64_t floods_ = 0;

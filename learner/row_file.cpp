@@ -89,8 +89,9 @@ Result<bool> RowFile::read_block() {
     buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
     buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
   }
-  ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes,
-                                                    place_.offset + skipped_bytes_ + (end_ - begin_)));
+  const std::uint64_t next_offset = place_.offset + skipped_bytes_ + (end_ - begin_);  // behind the data in the buffer
+  ECHO_ASSIGN(const std::size_t bytes_read,
+              read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes, next_offset));
   end_ += bytes_read;
   return bytes_read > 0;
 }

@@ -1,5 +1,5 @@
-// Reads a run's JSON Lines files (events.jsonl, metrics.jsonl) in blocks. Memory is one block and one row, for any file
-// length. A crash may leave an incomplete last row; readers ignore it.
+// Reads a run's JSON Lines files (events.jsonl, metrics.jsonl) in blocks. It needs memory for one block and one row,
+// however long the file is. A crash may leave an incomplete last row, which readers ignore.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -51,9 +51,10 @@ class RowFile {
   std::unique_ptr<Descriptor> fd_;
   RowPlace place_;
   std::string buffer_;
-  // In the buffer: the start of the next row, the end of the part without a newline, and the end of the data.
+  // Places in the buffer: the start of the next row, the end of the bytes searched for its newline, and the end of the
+  // data.
   std::size_t begin_ = 0, scanned_ = 0, end_ = 0;
-  std::uint64_t skipped_bytes_ = 0;  // skipped bytes of a row that is too long
+  std::uint64_t skipped_bytes_ = 0;  // bytes already dropped from the buffer of a next row that is too long
   std::uint64_t row_begin_ = 0;      // of the last row that next() returned or reported
 };
 

@@ -232,11 +232,17 @@ void read_worker(ConfigSection section, const data_plane::RolloutSettings& rollo
   section.read(
       "engine_command", settings.engine_command,
       "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the "
-      "port to listen on; vLLM takes policies fastest with --enable-scale-out and, beside echoline's client package, "
+      "port to listen on, {gpus} for gpus_per_engine; vLLM takes policies fastest with --enable-scale-out and, beside "
+      "echoline's client package, "
       "--weight-transfer-config.backend echoline");
   section.read("engine_patience", settings.engine_patience,
                {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
                "how long its start, loading a policy, or an answer may take before it counts as hung");
+  section.read("gpus_per_engine", settings.gpus_per_engine, {.min = 1, .max = 1024},
+               "GPUs of one sglang or vllm: a worker starts as many of them as its machine has GPUs for, each with its "
+               "own; for tensor parallelism, e.g. --tensor-parallel-size {gpus} in engine_command");
+  section.read("engines", settings.engines, {.min = 1, .max = 1024},
+               {"number of sglang or vllm that each worker starts", "GPUs of the machine / gpus_per_engine"});
   read_device(section, settings.device, "where the built-in engine computes: cpu, cuda, or cuda:N for one of several");
   section.read("threads", settings.threads, {.min = 0, .max = 1024},
                {"of a worker: they generate on a CPU, and decode policies; 0: as many as its host has",
@@ -246,6 +252,8 @@ void read_worker(ConfigSection section, const data_plane::RolloutSettings& rollo
   if (settings.engine == "builtin") {
     if (!settings.engine_command.empty())
       section.error("engine_command", "is for an engine that is a server: set worker.engine as well");
+    for (const char* key : {"gpus_per_engine", "engines"})
+      if (section.has(key)) section.error(key, "is for sglang and vllm: the built-in engine uses one GPU");
     return;
   }
   for (const char* place : {"{model}", "{port}"})
@@ -253,6 +261,12 @@ void read_worker(ConfigSection section, const data_plane::RolloutSettings& rollo
       section.error("engine_command",
                     fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing",
                                 settings.engine, place));
+  const auto has_word = [&](std::string_view word) { return settings.engine_command.find(word) != std::string::npos; };
+  const bool is_parallel = has_word("--tensor-parallel-size") || has_word(" --tp") || has_word(" -tp ");
+  if (is_parallel && !has_word("{gpus}") && settings.gpus_per_engine == 1 && !settings.engines)
+    section.error("engine_command",
+                  "starts an engine on several GPUs, and each gets worker.gpus_per_engine, which is 1: set that to the "
+                  "number of GPUs, and write {gpus} in its place here");
   if (rollout.truncates())
     section.error(
         "engine",
@@ -303,7 +317,7 @@ void read_simulated_run(ConfigSection root, RunConfig& config) {
   replay_buffer::read(root.section("staleness"), config.staleness);
   read_learner(root.section("learner"), config.run, config.model, config.rollout, config.learner);
   read_network(root.section("network"), config);
-  provisioner::read(root.section("fleet"), config.fleet, true);
+  provisioner::read(root.section("fleet"), config.fleet, /*simulated=*/true);
   if (root.has("worker")) read_worker(root.section("worker"), config.rollout, config.worker);
 }
 
@@ -322,8 +336,14 @@ std::vector<std::string> WorkerSection::arguments() const {
              "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
   else if (device != "cpu")
     words = {"--device", device};
+  if (gpus_per_engine != 1) words.insert(words.end(), {"--gpus-per-engine", fmt::format("{}", gpus_per_engine)});
   if (threads) words.insert(words.end(), {"--threads", fmt::format("{}", *threads)});
   return words;
+}
+
+provisioner::WorkerEngines WorkerSection::on_machine() const {
+  if (engine != "builtin") return {.name = engine, .gpus_per_engine = gpus_per_engine, .count = engines};
+  return {.name = engine, .on_cpu = device == "cpu", .gpus_per_engine = 1, .count = 1};
 }
 
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
@@ -332,7 +352,7 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
   if (!loaded) return as_user_error(std::move(loaded).error());
   ConfigFile file = std::move(*loaded);
   for (const auto& [key, value] : overrides) ECHO_TRY(file.set(key, value));
-  (void)file.split("sweep");  // read by `echoline sweep`
+  (void)file.split("sweep");  // drops the section, which only `echoline sweep` reads
   RunConfig config;
   read_all(file.root(), config);
   ECHO_TRY(file.finish());
@@ -355,7 +375,7 @@ std::vector<ConfigKey> run_file_keys() {
       options.push_back(std::move(option));
     }
   }
-  std::size_t end_of_task = 0;  // the position for the adapters' options, behind the other keys of `task`
+  std::size_t end_of_task = 0;  // where the adapters' options belong in `keys`: behind the other keys of `task`
   for (ConfigKey& key : blank.keys()) {
     if (key.path == "task.options") continue;
     const bool is_of_task = key.path.starts_with("task.");

@@ -14,6 +14,7 @@
 #include "model/settings.hpp"
 #include "overlay/settings.hpp"
 #include "provisioner/settings.hpp"
+#include "provisioner/worker_engines.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline {
@@ -42,9 +43,9 @@ struct EvaluationSection {
 
 struct WarmStartSection {
   bool enabled = false;
-  double target_accuracy = 0.4;  // on training problems
-  std::uint32_t steps_max = 1000;
-  std::uint32_t batch = 128;
+  double target_accuracy = 0.4;    // on training problems; reaching it ends the warm start
+  std::uint32_t steps_max = 1000;  // updates
+  std::uint32_t batch = 128;       // problems per update
   double learning_rate = 1e-3;
 };
 
@@ -68,11 +69,16 @@ struct LearnerSection : TrainingSettings {
 struct WorkerSection {
   std::string engine = "builtin";  // "builtin", "sglang", "vllm"
   std::string device = "cpu";      // device of the built-in engine: cpu, cuda, cuda:N
-  std::string engine_command;      // starts a server for the latter two
+  std::string engine_command;      // the shell command that starts the server; for sglang and vllm
+  // A start, a load of a policy or an answer that takes longer counts as hung.
   Duration engine_patience = std::chrono::minutes(10);
+  int gpus_per_engine = 1;          // of sglang and vllm
+  std::optional<int> engines;       // servers of a worker; absent: GPUs of its machine / gpus_per_engine
   std::optional<unsigned> threads;  // of a worker; 0: all of its host; absent: worker::EngineOptions decides
-  // These settings as arguments of `echoline worker`.
+  // These settings as arguments of `echoline worker`, without the number of engines.
   std::vector<std::string> arguments() const;
+  // The engines of a worker, for the plan and for the worker's command.
+  provisioner::WorkerEngines on_machine() const;
 };
 
 struct RunConfig {

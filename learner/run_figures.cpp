@@ -106,6 +106,7 @@ void FigureFold::fold(const json& row) {
     if (text(row, "when") == "before") figures.eval_before = row;
     if (text(row, "when") == "after") figures.eval_after = row;
   }
+  // Only the last of several rows with one number counts.
   const auto numbered = kind_and_number(row);
   if (!numbered || !repeats_[numbered->first].is_last(numbered->second)) return;
   const auto [numbered_kind, row_number] = *numbered;

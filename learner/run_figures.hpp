@@ -49,7 +49,7 @@ struct RunFigures {
       reference_kl;
   Totals wait_seconds;
   Distribution step_seconds, train_seconds, publish_seconds;
-  std::map<std::uint64_t, std::uint64_t> staleness;  // steps stale -> trajectories; at most kAgesMax ages
+  std::map<std::uint64_t, std::uint64_t> staleness;  // steps stale -> trajectories; at most kStalenessValuesMax values
   struct TaskSeries {
     MetricSummary reward;
     std::uint64_t responses = 0;
@@ -57,18 +57,18 @@ struct RunFigures {
   std::map<std::string, TaskSeries> by_task;  // at most kTasksMax
   // Figures of deltas.
   std::uint64_t deltas = 0;
-  Totals patch_bytes, changed_fraction;  // of the weights
+  Totals patch_bytes, changed_fraction;  // changed_fraction: share of the weights that a delta changes
   // Figures of their broadcasts.
   Distribution t_b, lower_bound, predicted;  // T_b: broadcast time in seconds, measured, its bound and its prediction
-  MetricSummary workers, acknowledged;
-  std::map<std::string, double> part_share_sums;  // part -> sum of its shares of T_b
+  MetricSummary workers, acknowledged;       // workers of a broadcast, and those that acknowledged it within T_b
+  std::map<std::string, double> part_share_sums;  // part of T_b, such as "encode" -> sum of its shares
   std::uint64_t broadcasts_with_parts = 0;        // broadcasts with shares
 
   nlohmann::json snapshot = nullptr, warm_start = nullptr, eval_before = nullptr,
                  eval_after = nullptr;  // the last row of each
   ThinnedRows evaluations{kEvaluationsReported};
   nlohmann::json settings_changed = nlohmann::json::array();
-  std::map<std::string, std::uint64_t> alarms;  // begun, by kind
+  std::map<std::string, std::uint64_t> alarms;  // number of alarms that began, by kind
 };
 
 // Aggregates rows in two passes: all rows go to count(), then all to fold(). A step, policy or evaluation that was
@@ -84,7 +84,7 @@ class FigureFold {
   class Repeats {
    public:
     void add(std::uint64_t number);
-    // Call once for every number that add() has counted, in the same order. True for the last row of a number.
+    // Whether this row is the last of its number. Call once for every call of add(), in the same order.
     bool is_last(std::uint64_t number);
 
    private:

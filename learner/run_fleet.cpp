@@ -83,7 +83,7 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
   constexpr Duration kPoll = std::chrono::milliseconds(100);
   const TimePoint began_at = run_.clock.now();
   const Duration patience = run_.config.fleet.join_timeout;  // for the others, once a worker has joined
-  // Without a fleet, workers are started by hand. A machine in the queue does not count against it.
+  // The time that one machine has to start. It is longer for a provider that reports the phases of a start.
   const provisioner::ProviderKind* kind = provisioner::provider_kind(run_.config.fleet.provider);
   const Duration start_limit = run_.config.fleet.start_limit(kind != nullptr && kind->reports_phases);
   while (!run_.stop) {

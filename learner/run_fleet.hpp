@@ -21,7 +21,7 @@ class RunFleet {
   RunFleet(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal)
       : run_(run), plan_(plan), journal_(journal) {}
 
-  // Rents the plan's offers as workers that join `node`, or says how to join by hand.
+  // Rents the plan's offers as workers that join `node`. Without a provider, logs how to start workers by hand.
   Status start(Roster& roster, Attendance& attendance, overlay::LearnerNode& node);
   // Ends every machine. Idempotent.
   void stop();
@@ -31,6 +31,7 @@ class RunFleet {
   // Null without a fleet, and before start(). Any thread.
   provisioner::FleetDriver* driver() const { return started_; }
   provisioner::FleetSummary summary() const;
+  // Number of rented machines whose worker has not joined yet.
   std::size_t still_joining() const { return summary().numbers.joining; }
   // kExhausted once fleet.usd_max is spent.
   Status check_budget() const;

@@ -17,7 +17,7 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
                                                 const std::filesystem::path& run_folder,
                                                 std::optional<Version> resumed_at);
 
-// A row of metrics.jsonl. `links`: of the topology's workers.
+// The row of metrics.jsonl for a broadcast. `links`: those of the topology's workers, in order.
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
                              std::span<const chains::WorkerLink> links);
 

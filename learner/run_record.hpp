@@ -16,7 +16,7 @@
 namespace echoline::learner {
 
 inline constexpr int kReportSchemaVersion = 1;
-// Limit of each file's rows that are not on disk yet.
+// Limit on the bytes of one file's rows that wait in memory, because they could not be written.
 inline constexpr std::size_t kPendingBytesMax = 16 << 20;
 
 // Thread-safe. One process writes a run at a time: open() takes a lock that ends with the process.

@@ -45,14 +45,14 @@ class RunStatus {
   const Clock& clock_;
   std::string phase_;
   TimePoint due_at_{};
-  double reward_ = 0;
+  double reward_ = 0;                      // mean reward of the newest step
   Duration waiting_time_{}, step_time_{};  // sums over all steps of this process
 
   mutable std::mutex mutex_;  // guards the members below
   Version version_;
   overlay::Digest digest_{};
-  std::uint64_t delta_bytes_ = 0;
-  Duration broadcast_time_{};
+  std::uint64_t delta_bytes_ = 0;  // of the newest publication
+  Duration broadcast_time_{};      // of the newest broadcast
 };
 
 }  // namespace echoline::learner

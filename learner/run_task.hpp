@@ -21,7 +21,7 @@ struct RunTask {
   model::ModelFiles files;
   model::Phrasing phrasing;
   std::unique_ptr<data_plane::Adapter> adapter;
-  std::vector<schema::Problem> evaluation;  // the run's number of held-out problems
+  std::vector<schema::Problem> evaluation;  // the held-out problems on which the run evaluates
 
   // Makes the check of workers' submissions, from the model's phrasing and the task. It refers to the adapter.
   SubmissionChecker make_submission_checker(const RunConfig& config) const;

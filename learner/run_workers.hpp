@@ -33,7 +33,7 @@ class RunWorkers {
   void greet_workers(overlay::LearnerNode& node);
   Status describe_run(const RunTask& task, overlay::LearnerNode& node);
 
-  // Takes over the overlay's view of the workers, until the attendance is closed.
+  // Copies the overlay's data on the workers into the roster, unless the attendance is closed.
   void refresh(const overlay::LearnerNode& node);
 
  private:

@@ -92,6 +92,7 @@ Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Traj
       data_plane::add(computed.score, episode->cut());  // the task's score for a response that ends before the task
       break;
     }
+    // The tokens between this turn and the next must be the task's observation.
     const std::size_t observed_tokens = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - turn_end;
     if (!std::ranges::equal(std::span(response).subspan(turn_end, observed_tokens), observation_tokens))
       return refuse(make_refusal("wrong score", kForged,

@@ -13,13 +13,13 @@
 
 namespace echoline::learner {
 
-// The reason for refusing a submission. Reports count by `reason`, so these texts are stable: "malformed": it violates
-// the form of trajectories, or the run's vocabulary, positions or length. "wrong prompt", "wrong score": its prompt,
-// text or score differs from the learner's own, which an intact worker of this release cannot cause.
+// The reason for refusing a submission. Reports count by `reason`, so its texts must not change. "malformed": the
+// submission violates the form of trajectories, or the run's vocabulary, positions or length. "wrong prompt" and
+// "wrong score": its prompt, text or score differs from the learner's own.
 struct Refusal {
   std::string_view reason;
   std::string detail;
-  bool forged = false;  // no intact worker can send it by accident
+  bool forged = false;  // true: an intact worker of this release cannot send it by accident
 };
 
 // Values of Refusal::forged.
@@ -30,12 +30,13 @@ Refusal make_refusal(std::string_view reason, bool forged, fmt::format_string<Ar
   return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
 }
 
-// The tokens of a response, and the policy's turns in it by the loss mask. No turns unless it begins and ends with one.
+// The tokens of a response.
 std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
+// The policy's turns in the response, which the loss mask marks. Empty unless the response begins and ends with a turn.
 std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response);
 
-// Whether the trajectory has this score: reward and verdict, or its named components.
+// Whether the trajectory states this score's reward and verdict, and whether it states its named components.
 bool has_same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
 bool has_same_components(const schema::Trajectory& trajectory, const data_plane::Score& score);
 
@@ -51,7 +52,8 @@ class ScoreVerifier {
 
   struct ComputedScore {
     data_plane::Score score;
-    std::optional<Refusal> refusal;  // set if the task would not have given an observation or the end
+    std::optional<Refusal>
+        refusal;  // set if the task gives other observations than the trajectory has, or ends elsewhere
   };
   // Runs the task on the trajectory's turns. Requires a trajectory that passed data_plane::check and has turns. An
   // error means that the task failed, not the worker. kCancelled if `stop` turns true first.

@@ -32,11 +32,12 @@ class Service {
              .options = options,
              .stop = stop,
              .clock = options.clock != nullptr ? *options.clock : system_clock_},
-        publisher_(delta::EncodeOptions{.threads = static_cast<unsigned>(config.learner.threads)},
-                   // `begins` is needed, because tokens of a version may arrive before all of it was sent.
-                   {.begins = [this](Version version) { desk_->begin_publishing(version); },
-                    .published = [this](const PublishReport& report) { on_published(report); },
-                    .note = [this](const delta::StateView& policy) { return note_for_servers(policy); }}) {}
+        publisher_(
+            delta::EncodeOptions{.threads = static_cast<unsigned>(config.learner.threads)},
+            // The desk must know a version early, because workers may submit its tokens before all of it is sent.
+            {.begins = [this](Version version) { desk_->begin_publishing(version); },
+             .published = [this](const PublishReport& report) { on_published(report); },
+             .note = [this](const delta::StateView& policy) { return note_for_servers(policy); }}) {}
 
   ~Service() { shut_down(); }
 
@@ -60,6 +61,7 @@ class Service {
                                       .stop = run_.stop,
                                       .probe = run_.options.built_in.probe},
                                      resume));
+    // listen_early() relied on the newest checkpoint. If that was damaged, an older one was loaded.
     if (node_ && journal_->step() != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join again", policy_->steps(),
                 journal_->step());
@@ -199,6 +201,9 @@ class Service {
       workers_->roster().record_accepted(worker, rollouts, lease_seconds);
     };
     events.turned_away = [this](WorkerId worker) { workers_->roster().record_turned_away(worker); };
+    events.without_work = [this](WorkerId worker, double seconds) {
+      workers_->roster().record_without_work(worker, seconds);
+    };
     events.misbehaved = [this, &record](WorkerId worker, const std::string& reason) {
       node_->expel(worker, reason);
       record.append_event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
@@ -242,6 +247,8 @@ class Service {
     }
   }
 
+  // Returns the fleet, evaluates the policy of a completed run, writes the report and ends all parts. `how`: the reason
+  // for the end, as in the report.
   Result<ServiceOutcome> finish(const std::string& how) {
     write_status("finishing");
     RunJournal& journal = *journal_;
@@ -304,8 +311,8 @@ class Service {
     if (desk_) desk_->stop();
   }
 
-  // The note with a policy: log-probabilities, by which a worker whose engine is a server checks that the server has
-  // the policy's weights. On a thread of the publisher.
+  // Makes the note that workers get with a policy. It has log-probabilities, with which a worker whose engine is a
+  // server checks that the server has the policy's weights. Called on a thread of the publisher.
   std::string note_for_servers(const delta::StateView& policy) const {
     const PolicyProbe& probe = run_.options.built_in.probe;
     const bool may_have_servers = run_.config.worker.engine != "builtin" || run_.config.fleet.joined_by_hand();
@@ -321,7 +328,7 @@ class Service {
     return note.SerializeAsString();
   }
 
-  // On the publisher's thread.
+  // Called on the publisher's thread.
   void on_published(const PublishReport& report) {
     journal_->status().set_published(report.version, report.digest, report.stats.patch_bytes);
     desk_->finish_publishing(report.version, report.digest);
@@ -334,7 +341,7 @@ class Service {
                                                      {"digest", overlay::to_hex(report.digest)}});
   }
 
-  // On the overlay's thread, so that the fleet sees progress during a long learner step.
+  // Called on the overlay's thread, so that the fleet sees progress during a long learner step.
   void on_heartbeat(const overlay::HeartbeatReceived& beat) {
     const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // check_heartbeat refused it
@@ -343,12 +350,15 @@ class Service {
     const RolloutDesk* desk = open_desk_;
     const bool turned_away = progress.turned_away || (desk && desk->is_database_stalled());
     if (provisioner::FleetDriver* fleet = fleet_->driver())
-      fleet->on_heartbeat(
-          {.worker = beat.worker, .rollouts = progress.rollouts, .busy_s = progress.busy_s, .turned_away = turned_away},
-          beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
+      fleet->on_heartbeat({.worker = beat.worker,
+                           .rollouts = progress.rollouts,
+                           .busy_s = progress.busy_s,
+                           .turned_away = turned_away,
+                           .without_work_s = progress.without_work_s},
+                          beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
   }
 
-  // On the overlay's thread.
+  // Called on the overlay's thread.
   void on_broadcast_done(const overlay::BroadcastReport& report) {
     // A snapshot is larger than usual payloads, so the fleet gets only the times of deltas.
     if (provisioner::FleetDriver* fleet = fleet_->driver(); fleet && report.base)

@@ -4,8 +4,8 @@
 
 namespace echoline::learner {
 
-// One thread, the desk's. Many groups set aside in a row, none of which succeeded, are a fault of the run and not of
-// the groups.
+// One thread, the desk's. If kInARowMax groups in a row are set aside and none succeeds meanwhile, the fault is the
+// run's, not the groups': can_generate() becomes an error. Groups set aside before a lease and after one count apart.
 class SetAsideGroups {
  public:
   static constexpr std::uint32_t kInARowMax = 256;
@@ -23,7 +23,7 @@ class SetAsideGroups {
 
  private:
   DeskContext& desk_;
-  std::uint64_t reported_ = 0;
+  std::uint64_t reported_ = 0;  // number of groups
   std::uint32_t before_lease_in_a_row_ = 0, failed_in_a_row_ = 0;
   Status can_generate_;
 };

@@ -1,4 +1,4 @@
-// The learner step that the RolloutDesk collects a batch for: the batch, the groups in training, the length of steps.
+// The learner step for which the RolloutDesk collects a batch, the groups in training, and the measured time of steps.
 // Private to learner/.
 #pragma once
 #include <functional>
@@ -13,7 +13,7 @@ namespace echoline::learner {
 // One thread, the desk's.
 class StepBatches {
  public:
-  // `step`: the next step. Groups that an earlier process trained in later steps are available again.
+  // `step`: the next learner step, counted from 0.
   StepBatches(DeskContext& desk, std::uint64_t step) : desk_(desk), step_(step) {}
 
   std::uint64_t step() const { return step_; }
@@ -38,8 +38,8 @@ class StepBatches {
   double lease_time() const;
 
   DeskContext& desk_;
-  std::uint64_t step_;
-  replay_buffer::StepPace pace_;
+  std::uint64_t step_;                // the next learner step
+  replay_buffer::StepPace pace_;      // measures the time of steps
   std::vector<GroupId> in_training_;  // passed to training and not consumed
 };
 

@@ -107,7 +107,7 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& traj
     return make_refusal("malformed", kNotForged,
                         "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                         data_plane::kTurnsMax);
-  if (auto refused = check_end(trajectory, turns)) return refused;
+  if (auto refused = check_turn_ends(trajectory, turns)) return refused;
   if (is_scored_by_learner(question.problem)) {
     if (turns.size() != 1) return make_refusal("malformed", kNotForged, "{} turns, its task has one", turns.size());
     if (trajectory.finished() != verifier_->phrasing().response_end(response).has_value())
@@ -133,13 +133,13 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& traj
   return expected ? ScoreVerifier::difference(trajectory, *expected) : std::nullopt;
 }
 
-// Whether every turn ends validly: by itself, or at its length limit.
-std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& trajectory,
-                                                    std::span<const std::span<const model::Token>> turns) const {
+// Refuses a trajectory with a turn that neither ends by itself nor stops at its length limit.
+std::optional<Refusal> SubmissionChecker::check_turn_ends(const schema::Trajectory& trajectory,
+                                                          std::span<const std::span<const model::Token>> turns) const {
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
     const bool is_last_turn = i + 1 == turns.size();
-    const auto end = verifier_->phrasing().response_end(turn);
+    const auto end = verifier_->phrasing().response_end(turn);  // tokens up to an end within the turn
     if (end && *end != turn.size())
       return make_refusal("malformed", kNotForged, "it goes on after token {}, which ends a response", turn[*end - 1]);
     const bool is_at_limit = (is_last_turn && trajectory.response_tokens_size() == options_.response_tokens_max) ||

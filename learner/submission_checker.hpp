@@ -34,7 +34,7 @@ struct SubmissionCheckerOptions {
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max);
 
-// The problem of a group, as its worker has to see it.
+// The problem of a group, and the prompt that its worker must have used.
 struct Question {
   schema::Problem problem;
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
@@ -50,7 +50,7 @@ class SubmissionChecker {
   // kInvalid if no worker could generate the group: its prompt has no tokens, or leaves no room for a response.
   Result<const Question*> question(GroupId group);
   Result<schema::Problem> problem(GroupId group) const { return verifier_->adapter().problem(group.value); }
-  // Called when the group is settled.
+  // Drops the group's question. Call it once the group is stored or set aside.
   void forget(GroupId group) { questions_.erase(group); }
 
   Bytes message_max(std::uint32_t group_size) const {
@@ -75,12 +75,12 @@ class SubmissionChecker {
 
  private:
   std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
-  std::optional<Refusal> check_end(const schema::Trajectory& trajectory,
-                                   std::span<const std::span<const model::Token>> turns) const;
+  std::optional<Refusal> check_turn_ends(const schema::Trajectory& trajectory,
+                                         std::span<const std::span<const model::Token>> turns) const;
 
   SubmissionCheckerOptions options_;
   std::shared_ptr<const ScoreVerifier> verifier_;
-  std::map<GroupId, std::unique_ptr<Question>> questions_;  // groups leased and not settled; at most kQuestionsMax
+  std::map<GroupId, std::unique_ptr<Question>> questions_;  // of groups in generation; at most kQuestionsMax
 };
 
 }  // namespace echoline::learner

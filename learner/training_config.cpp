@@ -7,6 +7,7 @@
 namespace echoline::learner {
 namespace {
 
+// The published losses, each written as its differences from an earlier one.
 const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
   static const std::vector<std::pair<std::string_view, LossConfig>> losses = [] {
     const LossConfig dapo;

@@ -48,7 +48,7 @@ inline bool needs_proximal(const LossConfig& config) {
   return config.trust_region == TrustRegion::kClip || config.trust_region == TrustRegion::kDetachedClip;
 }
 
-// The loss with this name (docs/losses.md); absent for an unknown name. LossConfig{} is the first name's.
+// The loss with this name (docs/losses.md); absent for an unknown name. The first of loss_names() is LossConfig{}.
 std::optional<LossConfig> loss_named(std::string_view name);
 const std::vector<std::string_view>& loss_names();
 
@@ -67,15 +67,15 @@ struct OptimizerConfig {
   double epsilon = 1e-8;
   double weight_decay = 0.0;
   double gradient_norm_max = 1.0;
-  std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
+  std::int64_t warmup_updates = 0;  // update n of the warm-up, counted from 1, has n/warmup_updates of the rate
   Schedule schedule = Schedule::kConstant;
-  std::int64_t updates_expected = 0;  // after so many updates, the rate has fallen to `final_share` of itself
+  std::int64_t updates_expected = 0;  // after so many updates, the rate is `final_share` of learning_rate
   double final_share = 0.0;           // in [0, 1]
   Moments moments = Moments::kFp32;
   bool on_host = false;  // masters and moments in host memory, if the parameters are on a device
 };
 
-enum class Compute { kFp32, kBf16 };  // weights and activations in training
+enum class Compute { kFp32, kBf16 };  // type of weights and activations in training
 
 // Settings of the built-in trainer's learner step, from the run file's section `learner`.
 struct TrainingSettings {

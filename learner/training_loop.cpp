@@ -167,7 +167,10 @@ Result<bool> TrainingLoop::train_one_step() {
   }
   row.update(trained->figures);  // the trainer's own figures replace those of the whole batch
   journal.status().add_step(row.at("reward_mean"), batch_ready_at - began_at, ended_at - began_at);
-  if (fleet) fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait());
+  if (fleet) {
+    const std::uint64_t steps_left = run_.config.run.steps - std::min<std::uint64_t>(step, run_.config.run.steps);
+    fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait(), steps_left);
+  }
   json staleness_counts = json::object();
   for (const auto& [staleness, count] : trajectories_by_staleness) staleness_counts[std::to_string(staleness)] = count;
   row.update({{"step", step},

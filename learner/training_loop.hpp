@@ -13,7 +13,7 @@
 
 namespace echoline::learner {
 
-// For the main thread.
+// One thread, the main one.
 class TrainingLoop {
  public:
   // The parts that the loop drives; they outlive it.

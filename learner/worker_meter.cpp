@@ -12,6 +12,13 @@ void WorkerMeter::record_accepted(std::uint64_t rollouts, double lease_seconds) 
 }
 
 WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, TimePoint now) {
+  Progress progress = measured_progress(vitals, now);
+  progress.without_work_s = std::exchange(without_work_s_, 0);
+  return progress;
+}
+
+// The progress without without_work_s.
+WorkerMeter::Progress WorkerMeter::measured_progress(const schema::Vitals& vitals, TimePoint now) {
   constexpr Duration kReportDelayMax = std::chrono::seconds(10);  // of a heartbeat after accepted results
   if (counted_since_ == kNever) counted_since_ = now;
   if (pending_.rollouts == 0)

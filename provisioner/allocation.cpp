@@ -1,5 +1,5 @@
-// Searches for the cheapest set of offers. Candidates are numbered by their index in
-// the pool. The unit cost of a candidate is its price per rollout.
+// Searches for the cheapest set of offers. Candidates are numbered by their index in the pool. The unit cost of a
+// candidate is its price per rollout.
 #include "provisioner/allocation.hpp"
 
 #include <algorithm>
@@ -15,20 +15,20 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr double kRounding = 1e-12;  // relative tolerance of sums of rates and costs
-// Most nodes of the branch and bound of allocate(): ...Max in all, ...Part in one part before that is split. Pools of
-// at most kFewMax candidates have their own limits.
-constexpr std::uint64_t kNodesOfFewMax = 1'000'000, kNodesOfFewPart = 10'000;
-constexpr std::uint64_t kNodesMax = 300'000, kNodesPart = 100'000;
-constexpr std::size_t kFewMax = 64;
-constexpr std::size_t kCoreMax = 3000;  // most candidates of the branch and bound
-constexpr double kNoGap = 1e300;        // while no set is known
+// Limits of the nodes that the branch and bound of allocate() visits: in all, and in one part before that is split.
+// Pools of at most kSmallPoolMax candidates have their own limits.
+constexpr std::size_t kSmallPoolMax = 64;
+constexpr std::uint64_t kSmallPoolNodesMax = 1'000'000, kSmallPoolNodesPerPart = 10'000;
+constexpr std::uint64_t kNodesMax = 300'000, kNodesPerPart = 100'000;
+constexpr std::size_t kCoreMax = 3000;   // most candidates of the branch and bound
+constexpr double kUnlimitedGap = 1e300;  // while no set is known, every candidate may be in a cheaper one
 
 // Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - kRounding); }
 
 bool is_cheaper(double cost, double other_cost) { return cost < other_cost * (1 - kRounding); }
 
-using Members = std::span<const std::size_t>;
+using Members = std::span<const std::size_t>;  // indices of candidates
 
 // A set of candidates that keeps to the limits and to machines' GPUs.
 class Selection {
@@ -214,7 +214,7 @@ class BranchAndBound {
         cost_to_beat_(cost_to_beat) {
     constant_ = prices_.constant(target_);
     make_order(limits);
-    if (pool.size() > kFewMax) return;
+    if (pool.size() > kSmallPoolMax) return;
     for (const std::size_t i : by_unit_cost(pool))
       if (!pool[i].keep) by_unit_cost_.push_back(i);
     is_decided_.resize(pool.size());
@@ -234,8 +234,10 @@ class BranchAndBound {
   }
 
  private:
-  // Orders the candidates so that those that exclude one another are adjacent. Sums the undecided ones at each depth.
+  // Orders the candidates so that those that exclude one another are adjacent, in a group. Then computes, for each
+  // depth, the sums over the candidates that are undecided there.
   void make_order(AllocationLimits limits) {
+    // By (true, host) or (false, machine): the candidates that exclude one another.
     std::map<std::pair<bool, std::uint32_t>, std::vector<std::size_t>> group_of;
     std::map<std::uint32_t, std::size_t> machine_sizes, host_sizes;
     for (const Candidate& c : pool_) ++machine_sizes[c.machine], ++host_sizes[c.host];
@@ -260,8 +262,9 @@ class BranchAndBound {
       farthest_first.emplace_back(-distance(groups[g].front()), g);
     }
     std::sort(farthest_first.begin(), farthest_first.end());
-    std::vector<double> least_of_group;  // by depth; of the whole group, at its first candidate
-    std::vector<std::size_t> group_begin;
+    // By depth: the least sum of reduced costs of a group, at the depth of its first candidate; 0 at the others.
+    std::vector<double> least_of_group;
+    std::vector<std::size_t> group_begin;  // by depth: the depth at which the candidate's group begins
     for (const auto& [negative_distance, g] : farthest_first) {
       std::vector<Candidate> group;
       for (const std::size_t i : groups[g]) {
@@ -365,43 +368,45 @@ class BranchAndBound {
   double target_;
   std::size_t workers_max_;
   CostBound prices_;
-  double constant_ = 0;                                         // of the bound
-  std::vector<std::size_t> order_;                              // candidates that are not kept
-  std::vector<double> least_left_, rate_left_, rate_max_left_;  // by depth: of the undecided candidates
-  std::vector<std::size_t> by_unit_cost_;                       // of a small pool
-  std::vector<bool> is_decided_;                                // of a small pool
+  double constant_ = 0;             // CostBound::constant()
+  std::vector<std::size_t> order_;  // by depth: the candidate to decide, none of which is kept
+  // By depth, over the undecided candidates: least sum of reduced costs, sum of rates, greatest rate.
+  std::vector<double> least_left_, rate_left_, rate_max_left_;
+  // For relaxed_cost(); both are empty if the pool is not small.
+  std::vector<std::size_t> by_unit_cost_;
+  std::vector<bool> is_decided_;
   std::vector<bool> excludes_none_;  // by candidate: it shares no machine or limited host with another one
   std::uint64_t nodes_left_;
   Selection set_;
   std::vector<const Candidate*> skipped_;  // on the path to the current node; only those that exclude none
   std::optional<std::vector<std::size_t>> best_;
-  std::optional<double> cost_to_beat_;  // of best_, or of a known set
+  std::optional<double> cost_to_beat_;  // the cost of best_, or of a known set
 };
 
 // Searches by BranchAndBound. If that takes too many nodes, it splits the problem by the fastest candidate, which is
-// kept in one part and left out of the other, and searches each part with its own prices. Before
-// the split, the bound can be weak: the price of one large offer can be far from its worth at the pool's prices.
+// kept in one part and left out of the other, and searches each part with its own prices. Before the split, the bound
+// can be weak: the price of one large offer can be far from its worth at the pool's prices.
 class SplitSearch {
  public:
   SplitSearch(double target, AllocationLimits limits, std::optional<double> cost_to_beat)
       : target_(target), limits_(limits), cost_to_beat_(cost_to_beat) {}
 
   void run(const std::vector<Candidate>& pool) {
-    const bool is_small = pool.size() <= kFewMax;
-    nodes_left_ = is_small ? kNodesOfFewMax : kNodesMax + pool.size();
-    nodes_of_part_ = is_small ? kNodesOfFewPart : kNodesPart + pool.size();
+    const bool is_small = pool.size() <= kSmallPoolMax;
+    nodes_left_ = is_small ? kSmallPoolNodesMax : kNodesMax + pool.size();
+    nodes_of_part_ = is_small ? kSmallPoolNodesPerPart : kNodesPerPart + pool.size();
     Part all{.pool = pool, .indices = std::vector<std::size_t>(pool.size())};
     std::iota(all.indices.begin(), all.indices.end(), std::size_t{0});
     visit(all);
   }
-  // Indices of the pool. Absent if no set is cheaper than the one to beat.
+  // Its indices are those of run()'s pool. Absent if no set is cheaper than the one to beat.
   const std::optional<Allocation>& best() const { return best_; }
   bool is_complete() const { return is_complete_; }
 
  private:
   struct Part {
     std::vector<Candidate> pool;
-    std::vector<std::size_t> indices;  // of the whole pool
+    std::vector<std::size_t> indices;  // the index in the whole pool of each candidate in `pool`
   };
 
   void visit(const Part& part) {
@@ -525,15 +530,16 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
   consider(fill_in_order(list_pool, by_reduced_cost(list_pool, *bound), target, limits));
   // Only candidates whose reduced cost is below the gap can be in a cheaper set. The search leaves out the others.
   std::vector<std::size_t> core;
-  bool is_whole = true;
-  const double gap = best ? best->usd_per_hour - bound->usd_per_hour : kNoGap;
+  bool has_all_useful = true;  // no useful candidate is left out
+  const double gap = best ? best->usd_per_hour - bound->usd_per_hour : kUnlimitedGap;
   const auto is_useful = [&](const Candidate& c) { return c.keep || bound->reduced_cost(c) <= gap; };
   for (std::size_t k = 0; k < listed.size(); ++k)
     if (is_useful(list_pool[k])) core.push_back(k);
   if (listed.size() < pool.size()) {
     std::vector<bool> is_listed(pool.size());
     for (const std::size_t i : listed) is_listed[i] = true;
-    for (std::size_t i = 0; i < pool.size() && is_whole; ++i) is_whole = is_listed[i] || !is_useful(pool[i]);
+    for (std::size_t i = 0; i < pool.size() && has_all_useful; ++i)
+      has_all_useful = is_listed[i] || !is_useful(pool[i]);
   }
   if (core.size() > kCoreMax) {
     std::stable_sort(core.begin(), core.end(), [&](auto a, auto b) {
@@ -542,13 +548,13 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
     });
     core.resize(kCoreMax);
     std::sort(core.begin(), core.end());
-    is_whole = false;
+    has_all_useful = false;
   }
   std::vector<Candidate> core_pool;
   for (const std::size_t k : core) core_pool.push_back(list_pool[k]);
   SplitSearch split(target, limits, best ? std::optional(best->usd_per_hour) : std::nullopt);
   split.run(core_pool);
-  search.is_proven_best = is_whole && split.is_complete();
+  search.is_proven_best = has_all_useful && split.is_complete();
   if (split.best()) {
     best = split.best();
     for (std::size_t& k : best->chosen) k = core[k];

@@ -35,8 +35,8 @@ struct Allocation {
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
 // A set and the least that any set can cost. Prices of the two constraints (the target and the limit on workers) give a
-// lower bound and rank the candidates. A branch and bound over those that a cheaper set could have then starts from the
-// cheapest known set, and ends after some 300,000 nodes. Never costs more than the prefix.
+// lower bound and rank the candidates. Then a branch and bound over the candidates that a cheaper set could contain
+// starts from the cheapest known set, and ends after some 300,000 nodes. `best` never costs more than the prefix.
 struct AllocationSearch {
   std::optional<Allocation> best;  // absent if no set was found
   double usd_per_hour_min = 0;     // no set within the limits that reaches the target costs less

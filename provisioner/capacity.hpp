@@ -26,7 +26,7 @@ std::string_view to_string(CapacityRule rule);
 // The times of one publication.
 struct PublicationTimes {
   Duration broadcast{};  // T_b, which includes the installation
-  Duration install{};    // for which a worker pauses
+  Duration install{};    // how long a worker pauses to install it
 };
 
 struct CapacityTerms {

@@ -13,7 +13,7 @@ constexpr int kBisections = 46;          // narrow the first interval to about 1
 constexpr int kRounds = 8;               // most times that candidates are added to a list
 constexpr std::size_t kAddedMax = 2000;  // most candidates added in a round
 constexpr double kRounding = 1e-12;
-constexpr std::size_t kSharersMax = 16;  // of at most this many offers of a machine, every set is tried
+constexpr std::size_t kSharersMax = 16;  // if a machine has at most this many offers, every set of them is tried
 
 // Returns how many of the fastest candidates reach the target together; the number of all if even all do not.
 std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target) {
@@ -29,7 +29,7 @@ std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::
 class Relaxation {
  public:
   struct Value {
-    double reduced_cost = 0, rate = 0, count = 0;  // of the set with the least reduced cost
+    double reduced_cost = 0, rate = 0, count = 0;  // sums over the set with the least reduced cost
   };
 
   Relaxation(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
@@ -69,6 +69,7 @@ class Relaxation {
         Host& host = by_host[c.host];
         const auto kept = hosts_kept.find(c.host);
         host.free = limits.per_host_max - std::min(limits.per_host_max, kept == hosts_kept.end() ? 0 : kept->second);
+        // A candidate without a machine number gets one of its own, which no machine has.
         host.machines[c.machine ? c.machine : ~static_cast<std::uint32_t>(i)].push_back(c);
       } else if (c.machine && machine_sizes[c.machine] > 1) {
         by_machine[c.machine].push_back(c);
@@ -118,7 +119,7 @@ class Relaxation {
  private:
   struct Host {
     std::map<std::uint32_t, std::vector<Candidate>> machines;
-    std::size_t free = 0;  // candidates that it may still have in a set
+    std::size_t free = 0;  // how many of its candidates may join the kept ones in a set
   };
 
   static void add(Value& sum, const Value& part) {
@@ -172,15 +173,15 @@ class Relaxation {
   double target_, workers_max_, workers_min_;  // without the kept candidates
   double kept_usd_ = 0;
   double unit_cost_max_ = 0, rate_min_ = 1e300;
-  std::vector<double> rates_, costs_;             // of candidates that exclude no other one
-  std::vector<std::vector<Candidate>> machines_;  // with several candidates
-  std::vector<Host> hosts_;                       // with more candidates than they may have in a set
+  std::vector<double> rates_, costs_;             // those of the candidates that exclude no other one
+  std::vector<std::vector<Candidate>> machines_;  // machines with several candidates
+  std::vector<Host> hosts_;                       // hosts with more candidates than a set may have of them
 };
 
 // The best price of rollouts for one price of workers.
 struct Slice {
   CostBound bound;
-  double count = 0;  // of workers, in the mixture of two sets that has exactly the target rate
+  double count = 0;  // workers in the mixture of two sets that has exactly the target rate
   bool reaches_target = false;
 };
 
@@ -209,8 +210,8 @@ Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
                high_bound = relaxation.bound(at_high, high, usd_per_worker);
   slice.bound.usd_per_hour = std::max(low_bound, high_bound);
   slice.bound.usd_per_rollout_s = high_bound >= low_bound ? high : low;
-  const double rates = at_high.rate - at_low.rate;
-  const double share = rates > 0 ? std::clamp((relaxation.target() - at_low.rate) / rates, 0.0, 1.0) : 1;
+  const double rate_gap = at_high.rate - at_low.rate;
+  const double share = rate_gap > 0 ? std::clamp((relaxation.target() - at_low.rate) / rate_gap, 0.0, 1.0) : 1;
   slice.count = at_low.count + share * (at_high.count - at_low.count);
   return slice;
 }
@@ -294,10 +295,10 @@ std::optional<CostBound> cost_bound(std::span<const Candidate> pool, std::vector
     }
     if (indices.size() == pool.size()) return bound;
     // The bound of the whole pool with these prices. Unlisted candidates with negative reduced costs lower it.
-    const double of_list = bound->usd_per_hour;
+    const double list_usd_per_hour = bound->usd_per_hour;
     bound->usd_per_hour = bound_of(pool, target, limits, *bound);
     if (!best || bound->usd_per_hour > best->usd_per_hour) best = bound;
-    if (bound->usd_per_hour >= of_list * (1 - 1e-6)) break;
+    if (bound->usd_per_hour >= list_usd_per_hour * (1 - 1e-6)) break;
     std::vector<bool> is_listed(pool.size());
     for (const std::size_t i : indices) is_listed[i] = true;
     std::vector<std::pair<double, std::size_t>> useful;

@@ -260,14 +260,15 @@ class LabelRelease {
 }  // namespace
 
 bool is_label_of_run(std::string_view label, std::string_view run) {
-  // "RUN.MARK/ROW": eight hexadecimal digits and a number. A name made of it has '-' for '.' and '/'.
+  // A label is "RUN.MARK/ROW": MARK is eight hexadecimal digits, ROW a number. An instance name made from a label has
+  // '-' instead of '.' and '/'.
   constexpr std::size_t kMarkDigits = 8;
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  std::size_t row = label.size();
-  while (row > 0 && is_digit(label[row - 1])) --row;
-  if (row == label.size() || row < kMarkDigits + 3) return false;
-  const char row_separator = label[row - 1];
-  const std::string_view before_row = label.substr(0, row - 1);
+  std::size_t row_begin = label.size();
+  while (row_begin > 0 && is_digit(label[row_begin - 1])) --row_begin;
+  if (row_begin == label.size() || row_begin < kMarkDigits + 3) return false;
+  const char row_separator = label[row_begin - 1];
+  const std::string_view before_row = label.substr(0, row_begin - 1);
   const std::string_view mark = before_row.substr(before_row.size() - kMarkDigits);
   const char mark_separator = before_row[before_row.size() - kMarkDigits - 1];
   const bool is_label = row_separator == '/' && mark_separator == '.';

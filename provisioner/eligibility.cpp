@@ -97,7 +97,10 @@ std::optional<std::string> ineligibility_reason(const PlanRequest& request, cons
   if (!stated_or_assumed(offer.down, request.fleet.assume.down)) return not_stated("downlink", "down");
   if (request.fleet.up_min && up < request.fleet.up_min)
     return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", up->mbit_per_s(), request.fleet.up_min->mbit_per_s());
-  if (!(offer.rollouts_per_s > 0)) return "throughput unknown: no measurement, no profile of this GPU, no dlperf";
+  if (!offer.unfit.empty()) return offer.unfit;
+  if (!(offer.rollouts_per_s > 0))
+    return fmt::format("throughput unknown: no measurement, no profile of this GPU, no dlperf{}{}",
+                       offer.engines_note.empty() ? "" : "; ", offer.engines_note);
   constexpr double kCopies = 1;  // the usual case: a worker forwards each publication once
   const OfferCost cost = cost_of(request, offer, kCopies);
   if (!cost.gpu)

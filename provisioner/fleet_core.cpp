@@ -15,6 +15,7 @@ constexpr double kGroupsInWindow = 8;
 // A rate measured from few groups is averaged with the expected rate, which counts as up to this many groups.
 constexpr double kPromisedGroups = 2;
 constexpr double kGroupsBeforeJudged = 4;  // measured groups before a worker can count as slower than promised
+constexpr int kThroughputPeriods = 3;      // publication periods, if they take longer than rules::kThroughputWindow
 constexpr Duration kResultGapMax = std::chrono::seconds(10);  // a longer gap between two results counts as this long
 // The traffic window has kTrafficPeriods publication periods, and at least rules::kTrafficWindow.
 constexpr int kTrafficPeriods = 5;
@@ -25,7 +26,7 @@ constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
 constexpr double kBytesPerGb = 1e9;
 // If a start has no answer and no listing shows its instance for this time, the core gives the machine up.
 constexpr Duration kUnansweredMax = std::chrono::minutes(5);
-constexpr double kShareMin = 1e-3;  // of a promised rate, so that no host counts as 0
+constexpr double kShareMin = 1e-3;  // least share of a promised rate, so that no host counts as 0
 
 }  // namespace
 
@@ -47,6 +48,7 @@ std::vector<FleetAction> FleetCore::handle(const FleetEvent& event, TimePoint no
 
 std::vector<FleetAction> FleetCore::tick(TimePoint now) {
   time_.advance_to(now);
+  if (pace_.learner_idle.has_begun()) pace_.used_capacity.add_capacity(totals().working_rollouts_per_s, time_.now);
   enforce_time_limits();
   if (phase_ == Phase::kOpen) {
     enforce_budgets();
@@ -258,7 +260,7 @@ void FleetCore::on(const fleet::PriceChanged& e) {
 
 void FleetCore::on(const fleet::Joined& e) {
   Machine* machine = machines_.find(e.offer);
-  if (machine == nullptr) return;  // started by hand
+  if (machine == nullptr) return;  // its worker was started by hand
   if (machine->state == MachineState::kStopping || machine->state == MachineState::kAsked || machine->unwanted) return;
   machines_.join(*machine, e.worker);
   record_progress(*machine);
@@ -266,6 +268,7 @@ void FleetCore::on(const fleet::Joined& e) {
   if (machine->state == MachineState::kDraining) emit(fleet::Drain{e.worker, machine->why});
   if (machine->state != MachineState::kBooting) return;
   change_state(*machine, MachineState::kWorking);
+  pace_.join_times.add(time_.now - machine->requested_at);
   book_.record_success(e.offer);
 }
 
@@ -274,6 +277,11 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   if (machine == nullptr || !(e.rollouts >= 0) || !(e.busy_s >= 0)) return;
   machine->unfinished_s += e.busy_s;
   if (e.turned_away) record_progress(*machine);
+  if (machine->state == MachineState::kWorking && e.without_work_s > 0) {
+    const double passed_s = seconds(time_.now - machine->unused_counted_until);
+    pace_.used_capacity.subtract_unused(std::min(e.without_work_s, passed_s) * machine->rollouts_per_s(), time_.now);
+  }
+  machine->unused_counted_until = time_.now;
   if (e.rollouts == 0) return;
   output_.rollouts += e.rollouts;
   // Time without any result, such as a long learner step, is no evidence against a silent worker, so it is capped.
@@ -281,17 +289,20 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   output_.last_result_at = time_.now;
   record_progress(*machine);
   const double busy_s = std::exchange(machine->unfinished_s, 0);
-  if (busy_s == 0) return;
+  // Until a worker's first results, its responses only get longer: the seconds until then say nothing about its rate.
+  if (!std::exchange(machine->has_results, true) || busy_s == 0) return;
   auto& samples = machine->samples;
-  if (samples.empty() || time_.now - samples.back().at >= rules::kThroughputWindow / kSamplesPerWindow)
+  // Work comes in bursts, with each step and publication, so the window contains several of them.
+  const Duration window =
+      std::max<Duration>(rules::kThroughputWindow, kThroughputPeriods * rules_.pace.publish_every * step_time());
+  if (samples.empty() || time_.now - samples.back().at >= window / kSamplesPerWindow)
     samples.push_back({.at = time_.now, .rollouts = 0, .busy_s = 0});
   samples.back().rollouts += e.rollouts;
   samples.back().busy_s += busy_s;
   double window_rollouts = 0, window_busy_s = 0;
   for (const auto& sample : samples) window_rollouts += sample.rollouts, window_busy_s += sample.busy_s;
   const double rollouts_wanted = kGroupsInWindow * rules_.group_size;
-  while (time_.now - samples.front().at > rules::kThroughputWindow &&
-         window_rollouts - samples.front().rollouts >= rollouts_wanted) {
+  while (time_.now - samples.front().at > window && window_rollouts - samples.front().rollouts >= rollouts_wanted) {
     window_rollouts -= samples.front().rollouts;
     window_busy_s -= samples.front().busy_s;
     samples.pop_front();
@@ -375,17 +386,18 @@ void FleetCore::on(const fleet::ProviderTrouble& e) {
   }
 }
 
-void FleetCore::on(const fleet::LearnerWaiting& e) { learner_idle_.set_waiting(e.now_waits, time_.now); }
+void FleetCore::on(const fleet::LearnerWaiting& e) { pace_.learner_idle.set_waiting(e.now_waits, time_.now); }
 
 void FleetCore::on(const fleet::StepMeasured& e) {
-  step_times_.add(e.step_time);
+  pace_.step_times.add(e.step_time);
+  pace_.steps_left = e.steps_left;
   update_target();
 }
 
 void FleetCore::on(const fleet::BroadcastMeasured& e) {
-  broadcast_times_.add(e.broadcast_time);
-  if (e.install_time) install_times_.add(*e.install_time);
-  payloads_.add(e.payload);
+  pace_.broadcast_times.add(e.broadcast_time);
+  if (e.install_time) pace_.install_times.add(*e.install_time);
+  pace_.payloads.add(e.payload);
   update_target();
 }
 
@@ -416,7 +428,7 @@ void FleetCore::stop(Machine& machine, const std::string& why) {
     change_state(machine, MachineState::kStopping);
     request_stop(machine);
   } else {
-    machine.unwanted = true;  // to be stopped as soon as its instance is known
+    machine.unwanted = true;  // it is stopped as soon as its instance is known
     machines_.invalidate_totals();
     if (machine.state == MachineState::kStarting) emit(fleet::CancelStart{machine.ticket});
   }
@@ -470,7 +482,7 @@ void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
                    .has_joined = machine.has_joined});
 }
 
-// It is not known whether the machine exists. If the provider lists it, it is stopped.
+// For a machine of which it is unknown whether it exists. It is stopped if the provider lists it.
 void FleetCore::mark_doubtful(Machine& machine) {
   change_state(machine, MachineState::kDoubtful);
   machine.unwanted = true;

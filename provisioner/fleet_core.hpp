@@ -47,13 +47,20 @@ struct FleetRules {
 
 // Constants of every run; docs/provisioning.md gives the reasons.
 namespace rules {
-inline constexpr double kDeadband = 0.05;       // share of the target; a smaller shortfall is ignored
-inline constexpr double kReleaseMargin = 0.25;  // share of the target; a smaller surplus is ignored
+inline constexpr double kDeadband = 0.05;  // share of the target; a smaller shortfall is ignored
 // If the learner waits for a smaller share of its time, a shortfall is ignored, unless a machine was lost.
 inline constexpr double kIdleShareMin = 0.05;
+// If the learner waits for a larger share of its time, no machine is released for lack of work.
+inline constexpr double kIdleShareForRelease = 0.01;
+// Capacity that a resized fleet has beyond the one that is needed, as a share of it. Machines are released if there is
+// twice as much.
+inline constexpr double kSpareShare = 0.02;
+// The window for the used capacity; kStepsInUseWindow steps if that is longer.
+inline constexpr Duration kUseWindow = std::chrono::minutes(5);
+inline constexpr int kStepsInUseWindow = 5;
 inline constexpr Duration kThroughputWindow = std::chrono::seconds(60);  // for a worker's measured throughput
 inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // a shorter shortfall rents no machine
-inline constexpr Duration kSurplusMin = std::chrono::minutes(5);         // a shorter surplus releases no machine
+inline constexpr Duration kSurplusMin = std::chrono::minutes(3);         // a shorter surplus releases no machine
 // The window for the learner's idle share; three steps if that is longer.
 inline constexpr Duration kIdleWindow = std::chrono::minutes(1);
 // A request that the provider has not answered is repeated after this time, or a listing shows whether it was done.
@@ -164,6 +171,9 @@ struct Heartbeat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
   bool turned_away = false;  // the idle worker asked for work, and the learner had none for any worker
+  // Seconds since its last heartbeat for which it asked for work and got none. Those of a part of its capacity count in
+  // part.
+  double without_work_s = 0;
 };
 // Bytes that the worker has received and forwarded since its process started.
 struct TrafficMeasured {
@@ -190,6 +200,7 @@ struct LearnerWaiting {
 // A step has ended. The time excludes waiting for a batch.
 struct StepMeasured {
   Duration step_time{};
+  std::optional<std::uint64_t> steps_left = {};  // of the run; absent: unknown
 };
 // A publication has reached the workers.
 struct BroadcastMeasured {
@@ -356,6 +367,11 @@ class FleetCore {
       return rental_times.size();
     }
   };
+  // Capacity that the learner does not need.
+  struct Surplus {
+    TimePoint since;
+    double rollouts_per_s_min = 0;  // the smallest one since then
+  };
   struct Spending {
     double usd = 0;
     TimePoint measured_at{};
@@ -422,6 +438,9 @@ class FleetCore {
   void enforce_budgets();
   void rent_wanted();
   void fill_shortfall();
+  double missing_rollouts_per_s() const;
+  double rent_cheapest(double missing_rollouts_per_s, double usd_per_hour_max, bool replaces);
+  bool is_too_late_to_rent() const;
   void release_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
   void start_queued();
@@ -429,7 +448,9 @@ class FleetCore {
   Duration boot_phase_limit(BootPhase phase) const;
   std::string lateness_text(BootPhase phase) const;
   std::vector<std::string> choose_offers(double missing_rollouts_per_s, double usd_per_hour_max);
-  bool is_affordable(double fleet_usd_per_hour) const;  // the argument includes the machines to be rented
+  // Whether the budgets allow a fleet at this price, which includes the machines to be rented.
+  bool is_affordable(double fleet_usd_per_hour) const;
+  double usd_per_hour_max_without_loss() const;
   // How long it may take to return that many machines one by one.
   static Duration reserve_time(std::size_t machines) {
     return rules::kReserveTime + static_cast<Duration::rep>(machines) * rules::kStopTime;
@@ -443,7 +464,11 @@ class FleetCore {
   double traffic_scale() const;                    // measured traffic cost / planned
   double price_of(const FleetOffer& offer) const;  // $ per hour, traffic included
   double spent_usd() const;
+  Duration idle_window() const;
   double idle_fraction() const;
+  Duration use_window() const;
+  // The capacity that the learner needs, and the spare one. Absent while it is not known or the learner waits.
+  std::optional<double> sufficient_rollouts_per_s() const;
   std::string numbers_text() const;
 
   FleetRules rules_;
@@ -454,16 +479,14 @@ class FleetCore {
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;
-  MedianMeter<Duration> step_times_, broadcast_times_, install_times_;
-  MedianMeter<Bytes> payloads_;
-  IdleMeter learner_idle_;
+  RunPace pace_;
   CapacityTarget target_;
   Spending spending_;
   Output output_;
   Duration next_stall_check_{};  // value of Output::productive_time before which no worker can count as stalled
   Shortfall shortfall_;
   std::map<std::string, std::string, std::less<>> blocked_;  // providers that can rent nothing, with the reason
-  std::optional<TimePoint> surplus_since_;
+  std::optional<Surplus> surplus_;                           // absent: there is none
   MachineCounts counts_;
 };
 

@@ -18,7 +18,9 @@ constexpr Duration kSearchPause = std::chrono::seconds(1);  // between searches 
 constexpr double kGroupsBeforeStalled = 8;
 constexpr double kStalledShare = 0.1;  // share of the promised rate that is assumed for the host of a stalled worker
 constexpr double kRounding = 1e-9;     // relative tolerance of sums of prices
-constexpr int kStepsInIdleWindow = 3;  // learner steps, if they take longer than rules::kIdleWindow
+constexpr int kStepsInIdleWindow = 3;  // the idle window has this many learner steps, and at least rules::kIdleWindow
+constexpr double kIdleShareMax = 0.5;  // a larger share of time for which the learner waits counts as this one
+constexpr double kAnyPrice = std::numeric_limits<double>::infinity();
 
 // The rented offers by id, host and owner. fits() finds the offers that they exclude. Keeps views of the added offers'
 // strings, so the offers must outlive this object.
@@ -61,16 +63,16 @@ class RentedOffers {
 
 // ---- estimates and target ----
 
-Duration FleetCore::step_time() const { return step_times_.median_or(rules_.pace.step_time); }
+Duration FleetCore::step_time() const { return pace_.step_times.median_or(rules_.pace.step_time); }
 
-Duration FleetCore::broadcast_time() const { return broadcast_times_.median_or(rules_.times.broadcast); }
+Duration FleetCore::broadcast_time() const { return pace_.broadcast_times.median_or(rules_.times.broadcast); }
 
 // The installation is a part of the broadcast.
 Duration FleetCore::install_time() const {
-  return std::min(broadcast_time(), install_times_.median_or(rules_.times.install));
+  return std::min(broadcast_time(), pace_.install_times.median_or(rules_.times.install));
 }
 
-Bytes FleetCore::payload() const { return payloads_.median_or(rules_.payload); }
+Bytes FleetCore::payload() const { return pace_.payloads.median_or(rules_.payload); }
 
 // Larger publications and shorter steps cost more traffic than planned.
 double FleetCore::traffic_scale() const {
@@ -87,10 +89,25 @@ double FleetCore::spent_usd() const {
   return spending_.usd + totals().usd_per_hour * seconds(time_.now - spending_.measured_at) / kSecondsPerHour;
 }
 
+Duration FleetCore::idle_window() const {
+  const Duration step = pace_.step_times.early_median_or(rules_.pace.step_time);
+  return std::max<Duration>(kStepsInIdleWindow * step, rules::kIdleWindow);
+}
+
 double FleetCore::idle_fraction() const {
-  const Duration step = step_times_.early_median_or(rules_.pace.step_time);
-  return learner_idle_.idle_fraction(std::max<Duration>(kStepsInIdleWindow * step, rules::kIdleWindow),
-                                     rules::kShortfallMin, time_.now);
+  return pace_.learner_idle.idle_fraction(idle_window(), rules::kShortfallMin, time_.now);
+}
+
+Duration FleetCore::use_window() const {
+  return std::max<Duration>(rules::kStepsInUseWindow * step_time(), rules::kUseWindow);
+}
+
+// At least M* is needed: while the learner uses up a stock, its workers lack work, although it will need them again.
+std::optional<double> FleetCore::sufficient_rollouts_per_s() const {
+  const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
+  const double idle = pace_.learner_idle.idle_fraction(use_window(), rules::kShortfallMin, time_.now);
+  if (!used || idle > rules::kIdleShareForRelease) return std::nullopt;
+  return (1 + rules::kSpareShare) * std::max(*used, target_.required_rollouts_per_s);
 }
 
 std::string FleetCore::numbers_text() const {
@@ -370,8 +387,8 @@ void FleetCore::rent_wanted() {
   wanted_ = std::move(still_wanted);
 }
 
-// Returns the cheapest available offers that fill the gap and keep the fleet within `usd_per_hour_max`. If no set of
-// them fills it, returns the cheapest ones.
+// Returns the cheapest available offers that together have the missing rate and keep the fleet within
+// `usd_per_hour_max`. If no set of offers has that rate, returns the cheapest ones.
 std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s, double usd_per_hour_max) {
   RentedOffers rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
@@ -433,11 +450,26 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
   return chosen;
 }
 
-// A loss is replaced by as much as was lost. More is rented only if the learner waits, because a fleet that the learner
-// does not wait for is fast enough: the measured rate of a worker without work is low, however fast the worker is.
+// Only the run file may allow a fleet that is dearer than planned. A lost machine is replaced at any price.
+double FleetCore::usd_per_hour_max_without_loss() const {
+  return rules_.fleet.usd_per_hour_max ? kAnyPrice  // is_affordable() checks it
+                                       : (1 + rules_.fleet.headroom) * planned_usd_per_hour_;
+}
+
+// A machine that would join after the run's last step is useless. But a fleet that has lost most of its machines may
+// need it to reach that step at all.
+bool FleetCore::is_too_late_to_rent() const {
+  if (!pace_.steps_left) return false;
+  const Duration time_left = static_cast<Duration::rep>(*pace_.steps_left) * step_time();
+  return time_left < pace_.join_times.median_or(Duration{}) &&
+         totals().working_rollouts_per_s >= target_.required_rollouts_per_s / 2;
+}
+
+// A loss is replaced by as much as was lost, as far as the rest does not suffice. More is rented only if the learner
+// waits, because a fleet that the learner does not wait for is fast enough, whatever rates were measured.
 void FleetCore::fill_shortfall() {
-  const double target = target_.provisioned_rollouts_per_s, expected_rate = totals().expected_rollouts_per_s;
-  if (expected_rate >= target * (1 - rules::kDeadband)) {
+  const double gap = target_.provisioned_rollouts_per_s - totals().expected_rollouts_per_s;
+  if (gap <= target_.provisioned_rollouts_per_s * rules::kDeadband) {
     shortfall_.since.reset();
     shortfall_.lost_rollouts_per_s = 0;
     shortfall_.exhausted = false;
@@ -445,59 +477,75 @@ void FleetCore::fill_shortfall() {
     return;
   }
   if (!wanted_.empty()) return;  // recovered machines may fill the gap
-  const bool learner_waits = idle_fraction() >= rules::kIdleShareMin;
-  const bool has_loss = shortfall_.lost_rollouts_per_s > 0;
-  const bool replaces_loss = rules_.fleet.replace_lost && has_loss;
-  if (!replaces_loss) {
-    const bool is_relevant = has_loss || learner_waits;
-    if (!is_relevant) shortfall_.since.reset();
-    if (is_relevant && !shortfall_.since) shortfall_.since = time_.now;
-    if (!shortfall_.since || time_.now - *shortfall_.since < rules::kShortfallMin) return;
-  }
-  if (rentals_allowed() == 0 || time_.now < shortfall_.next_search_at) return;
-  double missing_rate = target - expected_rate;
-  if (has_loss && !learner_waits) missing_rate = std::min(missing_rate, shortfall_.lost_rollouts_per_s);
-  // Only the run file may allow a fleet that is dearer than planned; a lost machine is replaced at any price.
-  const double usd_per_hour_max = has_loss || rules_.fleet.usd_per_hour_max
-                                      ? std::numeric_limits<double>::infinity()
-                                      : (1 + rules_.fleet.headroom) * planned_usd_per_hour_;
-  const std::vector<std::string> chosen = choose_offers(missing_rate, usd_per_hour_max);
+  double& lost_rate = shortfall_.lost_rollouts_per_s;
+  lost_rate = std::min(lost_rate, gap);
+  if (const auto sufficient_rate = sufficient_rollouts_per_s())
+    lost_rate = std::clamp(*sufficient_rate - totals().expected_rollouts_per_s, 0.0, lost_rate);
+  const double missing_rate = std::min(gap, missing_rollouts_per_s());
+  if (lost_rate <= 0 && missing_rate <= 0) return shortfall_.since.reset();
+  if (!shortfall_.since) shortfall_.since = time_.now;
+  if (rentals_allowed() == 0 || time_.now < shortfall_.next_search_at || is_too_late_to_rent()) return;
+  const bool has_lasted = time_.now - *shortfall_.since >= rules::kShortfallMin;
+  if (lost_rate > 0 && (has_lasted || rules_.fleet.replace_lost))
+    lost_rate -= std::min(lost_rate, rent_cheapest(lost_rate, kAnyPrice, /*replaces=*/true));
+  else if (missing_rate > 0 && has_lasted)
+    rent_cheapest(missing_rate, usd_per_hour_max_without_loss(), /*replaces=*/false);
+}
+
+// The capacity that keeps the learner from waiting, less the present and the joining one. 0 if the learner does not
+// wait. If it waits although the fleet has M* and no machine is joining, M* is too low.
+double FleetCore::missing_rollouts_per_s() const {
+  const double idle = idle_fraction(), expected_rate = totals().expected_rollouts_per_s;
+  if (idle < rules::kIdleShareMin) return 0;
+  const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
+  if (!used) return target_.provisioned_rollouts_per_s - expected_rate;
+  double needed = target_.required_rollouts_per_s;
+  if (totals().joining == 0) needed = std::max(needed, *used / (1 - std::min(idle, kIdleShareMax)));
+  return std::max(0.0, (1 + rules::kSpareShare) * needed - expected_rate);
+}
+
+// Rents offers that together generate the missing rollouts, as far as the limits allow. Returns their rate.
+double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_hour_max, bool replaces) {
+  const std::vector<std::string> chosen = choose_offers(missing_rollouts_per_s, usd_per_hour_max);
   shortfall_.exhausted = chosen.empty();
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
     std::string troubles;
     for (const auto& [provider, why] : blocked_) troubles += fmt::format(" ({}: {})", provider, why);
-    return note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
+    note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
+    return 0;
   }
-  const std::string why =
-      fmt::format("{}: {}", replaces_loss ? "a machine was lost" : "below the target", numbers_text());
+  const std::string why = fmt::format("{}: {}", replaces ? "a machine was lost" : "the learner waits", numbers_text());
+  double rate = 0;
   for (const std::string& id : chosen) {
-    if (missing_rate <= 0) break;
+    if (rate >= missing_rollouts_per_s) break;
     shortfall_.rental_times.push_back(time_.now);
-    rent(id, replaces_loss ? "replaced" : "added", why, replaces_loss);
-    const double rate = machines_.find(id)->rollouts_per_s();
-    missing_rate -= rate;
-    shortfall_.lost_rollouts_per_s = std::max(0.0, shortfall_.lost_rollouts_per_s - rate);
+    rent(id, replaces ? "replaced" : "added", why, replaces);
+    rate += machines_.find(id)->rollouts_per_s();
   }
   shortfall_.since.reset();
+  return rate;
 }
 
+// Releases the dearest machines per rollout, as many as have been too many for the whole last kSurplusMin. Measured
+// rates vary by chance, so the smallest surplus in that time counts.
 void FleetCore::release_surplus() {
-  const double target = target_.provisioned_rollouts_per_s;
   const double working_rate = totals().working_rollouts_per_s;
-  if (working_rate < target * (1 + rules::kReleaseMargin)) {
-    surplus_since_.reset();
-    return;
+  const double surplus = working_rate - sufficient_rollouts_per_s().value_or(working_rate);
+  if (surplus < rules::kSpareShare * target_.required_rollouts_per_s) return surplus_.reset();
+  if (!surplus_) surplus_ = {.since = time_.now, .rollouts_per_s_min = surplus};
+  surplus_->rollouts_per_s_min = std::min(surplus_->rollouts_per_s_min, surplus);
+  if (time_.now - surplus_->since < std::max<Duration>(rules::kSurplusMin, idle_window())) return;
+  double unneeded_rate = std::exchange(surplus_, std::nullopt)->rollouts_per_s_min;
+  while (true) {
+    Machine* const dearest = machines_.find_most_expensive(traffic_scale(), [&](const Machine& machine) {
+      return machine.state == MachineState::kWorking && machine.rollouts_per_s() <= unneeded_rate;
+    });
+    if (dearest == nullptr) return;
+    unneeded_rate -= dearest->rollouts_per_s();
+    note("released", dearest->offer.id, "the workers lack work: " + numbers_text(), dearest->ticket);
+    drain(*dearest, "the workers lack work");
   }
-  if (!surplus_since_) surplus_since_ = time_.now;
-  if (time_.now - *surplus_since_ < rules::kSurplusMin) return;
-  surplus_since_ = time_.now;  // because one machine is released at a time
-  Machine* const dearest = machines_.find_most_expensive(traffic_scale(), [&](const Machine& machine) {
-    return machine.state == MachineState::kWorking && working_rate - machine.rollouts_per_s() >= target;
-  });
-  if (dearest == nullptr) return;
-  note("released", dearest->offer.id, "the others suffice: " + numbers_text(), dearest->ticket);
-  drain(*dearest, "the others suffice");
 }
 
 }  // namespace echoline::provisioner

@@ -24,7 +24,7 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;                                        // the fleet rents its choice first, and no ineligible offers
+  Plan plan;                                        // its chosen offers are rented first, its ineligible ones never
   MarketSearch market;                              // empty: the plan's offers are the whole market
   Duration market_every = std::chrono::seconds(2);  // between two calls of `market`
   // The run's cost besides its fleet, for the total budget; may be empty. Called on the fleet's thread.
@@ -72,7 +72,9 @@ class FleetDriver {
   // its receivers confirm.
   void on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered);
   void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
-  void on_step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
+  void on_step_measured(Duration step_time, std::uint64_t steps_left) {
+    notify(fleet::StepMeasured{step_time, steps_left});
+  }
   // `install_time`: the workers' median pause to install a policy; absent: not known.
   void on_broadcast_measured(Duration broadcast_time, Bytes payload, std::optional<Duration> install_time) {
     notify(fleet::BroadcastMeasured{broadcast_time, payload, install_time});

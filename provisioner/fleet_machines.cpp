@@ -71,6 +71,7 @@ void FleetMachines::leave(WorkerId worker) {
 void FleetMachines::change_state(FleetMachine& machine, MachineState to, TimePoint now) {
   ECHO_CHECK((kSuccessors.at(static_cast<std::size_t>(machine.state)) & state_bits({to})) != 0, "{}: from {} to {}",
              machine.offer.id, to_string(machine.state), to_string(to));
+  // Only kStarting and kDoubtful can be entered without a ticket or without a known instance.
   ECHO_CHECK(to == S::kStarting || machine.ticket != 0 || to == S::kDoubtful);
   ECHO_CHECK(to == S::kStarting || to == S::kDoubtful || !machine.instance.text.empty());
   if (to == S::kWorking) not_working_.erase(machine.key);

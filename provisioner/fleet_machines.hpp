@@ -46,7 +46,7 @@ std::string_view to_string(MachineState state);
 enum class BootPhase { kPulling, kBooting, kJoining };
 
 struct FleetMachine {
-  std::uint64_t key = 0;  // of FleetMachines::all()
+  std::uint64_t key = 0;  // its key in FleetMachines::all()
   FleetOffer offer;
   Ticket ticket = 0;
   InstanceId instance;
@@ -55,7 +55,7 @@ struct FleetMachine {
   TimePoint state_since;
   TimePoint requested_at;                      // when the ledger was asked for its row
   bool is_queued = false;                      // kAsked: the ledger has not been asked yet
-  BootPhase boot_phase = BootPhase::kJoining;  // of kBooting
+  BootPhase boot_phase = BootPhase::kJoining;  // the part of kBooting that it has reached
   TimePoint boot_phase_since;
   TimePoint next_request_at = kNever;  // when the pending request to the provider is repeated
   int retries = 0;                     // repeated requests in this state
@@ -71,19 +71,21 @@ struct FleetMachine {
     double rollouts = 0, busy_s = 0;  // busy_s: seconds of generating
   };
   std::deque<Sample> samples;
-  std::optional<double> measured_rollouts_per_s;  // from `samples`
+  bool has_results = false;                       // its worker has submitted rollouts
+  std::optional<double> measured_rollouts_per_s;  // measured from `samples`
   double unfinished_s = 0;                        // seconds of generating for work that is not submitted yet
+  TimePoint unused_counted_until{};               // its time without work counts from then on
   // The fleet's output at this machine's last progress. Progress is a result, a part of the first policy, or a request
   // for work that could not be granted.
   double rollouts_at_progress = 0;
   Duration productive_time_at_progress{};
-  Bytes received_at_progress{};  // of its first policy
+  Bytes received_at_progress{};  // how much of its first policy it had received
   struct Traffic {
     TimePoint at;
     Bytes received, forwarded;
   };
   std::deque<Traffic> traffic;  // since its first rollouts, so that the traffic of joining does not count
-  std::optional<double> traffic_usd_per_hour;  // from `traffic`
+  std::optional<double> traffic_usd_per_hour;  // what `traffic` costs
 
   // As promised, or less if its host was known to keep only a share of its promises.
   double expected_rollouts_per_s() const { return rate_share * offer.rollouts_per_s; }
@@ -101,9 +103,9 @@ struct FleetMachine {
 
 // Sums over all present machines.
 struct FleetTotals {
-  double expected_rollouts_per_s = 0;                 // of machines that count as capacity
-  double working_rollouts_per_s = 0;                  // of working machines, measured or promised
-  double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all machines; of machines that count as capacity
+  double expected_rollouts_per_s = 0;                 // only machines that count as capacity
+  double working_rollouts_per_s = 0;                  // only working machines; measured or promised
+  double usd_per_hour = 0, counted_usd_per_hour = 0;  // all machines; only those that count as capacity
   std::size_t working = 0, joining = 0, stopping = 0;
   friend bool operator==(const FleetTotals&, const FleetTotals&) = default;
 };

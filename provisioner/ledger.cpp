@@ -23,8 +23,11 @@ constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
     "uploaded_bytes, downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, "
     "label, host, gpu, gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, "
-    "measured.down_bits_per_s, measured.unix_s, stop_asked_unix_s "
-    "FROM instances LEFT JOIN measured ON measured.instance = instances.id";
+    "measured.down_bits_per_s, measured.unix_s, stop_asked_unix_s";
+// The column after kColumns, and the tables.
+constexpr const char* kEngineColumn =
+    "CASE WHEN json_valid(offer_document) THEN json_extract(offer_document, '$.engine') END";
+constexpr const char* kTables = "instances LEFT JOIN measured ON measured.instance = instances.id";
 constexpr int kMeasuredTimeColumn = 25;  // of kColumns
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
@@ -39,7 +42,12 @@ std::optional<BitRate> rate_of(const std::optional<double>& bits_per_s) {
   return bits_per_s ? std::optional(BitRate{*bits_per_s}) : std::nullopt;
 }
 
-// Reads a row of kColumns.
+// A query of rows for row_of(); `condition` may be followed by an order.
+std::string select_rows(std::string_view condition) {
+  return fmt::format("SELECT {}, {} FROM {} WHERE {}", kColumns, kEngineColumn, kTables, condition);
+}
+
+// Reads a row of select_rows().
 LedgerRow row_of(const Statement& s) {
   LedgerRow r;
   r.id = s.integer(0);
@@ -68,6 +76,7 @@ LedgerRow row_of(const Statement& s) {
   r.measured_up = rate_of(s.optional_real(23));
   r.measured_down = rate_of(s.optional_real(24));
   r.stop_asked_unix_s = s.optional_real(26);
+  r.engine = s.text(27);
   return r;
 }
 
@@ -77,7 +86,7 @@ Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condit
   const auto bind_text = [&](Statement& s) {
     if (condition.find('?') != std::string::npos) s.bind(text);
   };
-  ECHO_ASSIGN(Statement s, Statement::prepare(db, fmt::format("SELECT {} WHERE {} ORDER BY id", kColumns, condition)));
+  ECHO_ASSIGN(Statement s, Statement::prepare(db, select_rows(condition + " ORDER BY id")));
   bind_text(s);
   std::vector<LedgerRow> rows;
   while (true) {
@@ -115,6 +124,7 @@ std::string document_of(const Offer& offer) {
   const auto add = [&](const char* name, const std::optional<double>& value) {
     if (value) j[name] = *value;
   };
+  if (!offer.engine.empty()) j["engine"] = offer.engine;
   if (offer.up) j["up_mbit_per_s"] = offer.up->mbit_per_s();
   if (offer.down) j["down_mbit_per_s"] = offer.down->mbit_per_s();
   add("gpu_usd_per_hour", offer.gpu_usd_per_hour);
@@ -458,7 +468,7 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
   ECHO_ASSIGN(Statement loss_query,
               Statement::prepare(impl_->db.get(),
-                                 // Older versions wrote decisions without `joined`; their text tells.
+                                 // Older versions wrote decisions without `joined`; only their text says it.
                                  "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost' AND "
                                  "coalesce(json_extract(numbers, '$.joined'), why NOT LIKE '%not joined%')"));
   std::set<std::pair<std::string, std::int64_t>> losses;  // run and row
@@ -467,8 +477,7 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
     if (!has_row) break;
     losses.emplace(loss_query.text(0), loss_query.integer(1));
   }
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
-                                              fmt::format("SELECT {} WHERE host != '' ORDER BY id DESC", kColumns)));
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), select_rows("host != '' ORDER BY id DESC")));
   std::vector<LedgerHost> hosts;
   while (true) {
     ECHO_ASSIGN(const bool has_row, s.step());
@@ -480,6 +489,7 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
                      .host = row.host,
                      .gpu = row.gpu,
                      .gpu_count = row.gpu_count,
+                     .engine = row.engine,
                      .promised_rollouts_per_s = row.promised_rollouts_per_s,
                      .measured_rollouts_per_s = row.measured_rollouts_per_s,
                      .up = row.measured_up,

@@ -32,6 +32,7 @@ struct LedgerRow {
   std::string host;      // the provider's id of the physical machine; the same in later rentals
   std::string gpu;       // model of its GPUs
   int gpu_count = 1;
+  std::string engine;  // Offer::engine; "" in a row of an earlier version
   InstanceState state = InstanceState::kIntended;
   double usd_per_hour = 0;          // gpu + storage, as far as stated; the newest of `prices`
   bool price_known = false;         // the offer states all prices, traffic included
@@ -86,8 +87,8 @@ struct LedgerCredit {
 
 struct LedgerTotals {
   double usd = 0;
-  double usd_per_hour = 0;   // of intended and running rows
-  bool prices_known = true;  // of all rows that ran; false: `usd` is a lower bound
+  double usd_per_hour = 0;   // sum over intended and running rows
+  bool prices_known = true;  // for all rows that ran; false: `usd` is a lower bound
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 
@@ -109,9 +110,10 @@ struct LedgerDecision {
 struct LedgerHost {
   std::string run, provider, host, gpu;
   int gpu_count = 1;
+  std::string engine;  // LedgerRow::engine
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> up, down;
-  double unix_s = 0;  // of the measurement, or of the end
+  double unix_s = 0;  // when it was measured, or when it ended
   double hours = 0;   // rented, as far as known
   bool lost = false;  // the instance ended without a request after its worker had joined
 };
@@ -165,8 +167,8 @@ class Ledger {
   Result<std::vector<LedgerDecision>> decisions() const;
   Result<std::vector<LedgerCharge>> charges() const;
   Result<std::vector<LedgerCredit>> credits() const;
-  Result<std::vector<LedgerHost>> hosts() const;         // of all runs in this file
-  Result<LedgerTotals> totals(double now_unix_s) const;  // of this run
+  Result<std::vector<LedgerHost>> hosts() const;         // the hosts of all runs in this file
+  Result<LedgerTotals> totals(double now_unix_s) const;  // this run's totals
 
  private:
   struct Impl;

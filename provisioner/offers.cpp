@@ -159,8 +159,8 @@ std::optional<SplitFile> split(std::string_view text) {
   return file;
 }
 
-// Reads a large JSON file part by part. Absent if it has a mistake: then the caller reads the
-// file as a whole, which gives the message.
+// Reads a large JSON file part by part. Absent if it has a mistake: then the caller reads the file as a whole, which
+// gives the message.
 std::optional<std::vector<Offer>> read_in_parts(std::string_view text) {
   const auto file = split(text);
   if (!file || file->offers > kOffersMax) return std::nullopt;

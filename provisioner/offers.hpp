@@ -39,8 +39,11 @@ struct Offer {
   RateSource rollouts_source = RateSource::kUnknown;
   // Relative error of the throughput, either way; absent: usual_uncertainty().
   std::optional<double> rollouts_uncertainty;
-  std::string rollouts_from;                   // where the figure comes from, in words; "": unknown
-  std::optional<double> dlperf;                // the market's benchmark, of all its GPUs together
+  std::string rollouts_from;     // where the figure comes from, in words; "": unknown
+  std::string engine;            // WorkerEngines::text() of the run; "" if the throughput is not predicted yet
+  std::string engines_note;      // why the throughput is not that of all GPUs, for the plan's reason; "": it is
+  std::string unfit;             // why the run's engines cannot work there; "": they can
+  std::optional<double> dlperf;  // the market's benchmark, of all its GPUs together
   std::optional<double> gpu_usd_per_hour;      // on demand
   std::optional<double> bid_usd_per_hour_min;  // the lowest bid that would rent the offer now
   std::optional<double> storage_usd_per_hour;

@@ -1,5 +1,5 @@
 // Makes a plan: ranks the offers, chooses a set, and repeats until set and topology are consistent. T_b is the time of
-// a broadcast (provisioner/capacity.hpp).
+// a broadcast; provisioner/capacity.hpp explains it and the other letters: R, T, kappa and S.
 #include "provisioner/plan.hpp"
 
 #include <algorithm>
@@ -393,7 +393,7 @@ class Planner {
       return std::nullopt;
     };
     for (const std::size_t i : s.members) occupy(i);
-    std::vector<PlanRow> excluded_rows;  // of offers that share a machine or host with a chosen one
+    std::vector<PlanRow> excluded_rows;  // their offers share a machine or host with a chosen one
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       PlanRow row = row_of(offer(s.members[m]));
       row.rank = rank_of[s.members[m]];
@@ -406,6 +406,7 @@ class Planner {
       row.reason = pool_[s.members[m]].keep                         ? "rented: kept from the earlier plan"
                    : row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
                                                                     : "rented: completes the target at the least cost";
+      if (!row.offer.engines_note.empty()) row.reason += "; " + row.offer.engines_note;
       plan.rows.push_back(std::move(row));
     }
     const Candidate& last_member = pool_[s.members.back()];
@@ -421,6 +422,7 @@ class Planner {
       }
       occupy(i);
       row.reason = reason_against(i, s, last_member);
+      if (!row.offer.engines_note.empty()) row.reason += "; " + row.offer.engines_note;
       plan.standby.push_back(row.offer.id);
       plan.rows.push_back(std::move(row));
     }
@@ -532,8 +534,8 @@ class Planner {
     // With S below kappa, training is strictly on-policy: the user wants the learner to wait for each policy's
     // rollouts.
     const bool is_on_policy = request_.staleness_budget < request_.pace.publish_every;
-    const bool is_compared = request_.capacity_share != 1;
-    if (plan.staleness_needed > request_.staleness_budget && !is_on_policy && !is_compared)
+    const bool is_for_comparison = request_.capacity_share != 1;  // such a fleet may be too small on purpose
+    if (plan.staleness_needed > request_.staleness_budget && !is_on_policy && !is_for_comparison)
       return fail(
           Code::kInfeasible, kOperation,
           "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "

@@ -84,12 +84,12 @@ struct PlanRow {
   Offer offer;
   int rank = 0;  // 1: least $ per 1k rollouts among eligible offers; 0: not eligible
   bool chosen = false;
-  std::optional<WorkerId> worker;    // of a chosen offer, 1..n
+  std::optional<WorkerId> worker;    // only if chosen: 1..n
   std::string reason;                // why it is rented, or not
   std::vector<std::string> assumed;  // assumptions that replaced unstated values: keys of fleet.assume
-  OfferCost cost;  // of a chosen offer, at its place in the topology; of others, for forwarding each publication once
+  OfferCost cost;  // if chosen: at its place in the topology; otherwise: if it forwarded each publication once
   std::optional<double> losses_per_hour;  // expected replacements of a chosen offer; absent: unknown
-  double cumulative_rollouts_per_s = 0;   // of the chosen rows up to and including this one; 0 when not chosen
+  double cumulative_rollouts_per_s = 0;   // sum over the chosen rows up to and including this one; 0 when not chosen
 
   // Absent if the price or the throughput is unknown.
   std::optional<double> usd_per_1k_rollouts() const;
@@ -128,9 +128,9 @@ struct Plan {
   std::uint64_t rows_left_out = 0;   // offers that the plan file lacks, if the plan was read from a file
   std::vector<std::string> standby;  // offers to rent next, best first
   Bytes chunk;                       // chunk size of the predicted T_b
-  chains::Topology topology;         // of the chosen rows' workers
-  double rollouts_per_s = 0;         // of the chosen offers
-  Spend usd_per_hour;                // of the fleet
+  chains::Topology topology;         // connects the chosen rows' workers
+  double rollouts_per_s = 0;         // sum over the chosen offers
+  Spend usd_per_hour;                // what the whole fleet costs
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
   ReplacementCost replacing;         // over the run; empty without a run time
   std::string method;                // "exact": no set is cheaper; "bounded": the bound says by how much at most

@@ -155,7 +155,7 @@ struct ServiceSettings {
 
 // Settings of all providers. Each provider reads its own part.
 struct ProviderOptions {
-  std::filesystem::path log_folder = {};                 // of local instances
+  std::filesystem::path log_folder = {};                 // where local instances write their logs
   std::filesystem::path file = {};                       // fleet.provider_file
   std::map<std::string, ServiceSettings> services = {};  // by provider name
 
@@ -195,7 +195,7 @@ struct Charge {
 };
 
 struct Bill {
-  std::vector<Charge> charges;       // of the whole account
+  std::vector<Charge> charges;       // the charges of the whole account
   std::optional<double> credit_usd;  // the account's balance
 };
 
@@ -226,6 +226,9 @@ struct ProviderKind {
 
   // Instances are processes of this machine, and end with the process that rented them.
   bool is_local = false;
+  // Workers are processes on hosts, which see all GPUs of the host. The hosts run a copy of this program, unless
+  // fleet.bundle names another.
+  bool is_bare_host = false;
   // Started says that the instance is rented; Running follows when its container runs.
   bool reports_phases = false;
   // Starts that the provider can usefully have at a time, because the service limits their rate; 0: any number.

@@ -18,8 +18,8 @@ constexpr double kReliabilityMin = 1e-3;  // floor, so that the expected number 
 
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer) {
   std::optional<double> prior;
-  // A machine with reliability p is down for the share 1 - p, in outages of kOutageHours. Losses per hour of its
-  // uptime:
+  // A machine with reliability p is down for the share 1 - p of the time, in outages of kOutageHours each. So it has
+  // (1 - p) / (p * kOutageHours) outages per hour of uptime.
   if (const auto reliability = reliability_of(request, offer))
     prior = (1 - *reliability) / (std::max(*reliability, kReliabilityMin) * kOutageHours);
   if (request.fleet.pricing == Pricing::kBid) prior = prior.value_or(0) + kOutbidPerHour;

@@ -1,7 +1,8 @@
-// Measures the learner's and the broadcasts' speed, with planned values until enough was measured, and the share of
-// time that the learner waits. Private to provisioner/. Pure.
+// Measures the learner's and the broadcasts' speed, with planned values until enough was measured, the share of time
+// that the learner waits, and how much of the fleet's capacity is used. Private to provisioner/. Pure.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <optional>
 #include <vector>
@@ -48,6 +49,7 @@ class IdleMeter {
     while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();
   }
+  bool has_begun() const { return !stretches_.empty(); }
   // Returns the share within the last `window`. A shorter history counts as at least `history_min` long, so that a
   // first short wait is not a large share.
   double idle_fraction(Duration window, Duration history_min, TimePoint now) const {
@@ -71,6 +73,58 @@ class IdleMeter {
     bool is_waiting = false;
   };
   std::deque<Stretch> stretches_;
+};
+
+// Measures the capacity that the fleet uses: the rollouts/s of the working machines, less those of the capacity that
+// asked for work and got none. To be begun with the first batch, because before it the workers only fill the stock.
+class UsedCapacityMeter {
+ public:
+  // Machines with `rollouts_per_s` in total have worked since the last call.
+  void add_capacity(double rollouts_per_s, TimePoint now) {
+    if (bins_.empty())
+      bins_.push_back({.from = now});
+    else
+      current_bin(now).rollouts += rollouts_per_s * seconds(now - counted_until_);
+    counted_until_ = now;
+  }
+  // Rollouts that could have been generated but for the lack of work.
+  void subtract_unused(double rollouts, TimePoint now) {
+    if (!bins_.empty()) current_bin(now).rollouts -= rollouts;
+  }
+  // Within about the last `window`, at most kWindowMax. Absent until that much time was measured.
+  std::optional<double> rollouts_per_s(Duration window, TimePoint now) const {
+    window = std::min<Duration>(window, kWindowMax);
+    if (bins_.empty() || now - bins_.front().from < window) return std::nullopt;
+    double rollouts = 0;
+    for (auto bin = bins_.rbegin(); bin != bins_.rend(); ++bin) {
+      rollouts += bin->rollouts;
+      if (now - bin->from >= window) return std::max(0.0, rollouts) / seconds(now - bin->from);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr Duration kWindowMax = std::chrono::hours(2), kBinLength = std::chrono::seconds(10);
+  struct Bin {
+    TimePoint from;  // until the next bin's
+    double rollouts = 0;
+  };
+  Bin& current_bin(TimePoint now) {
+    if (now - bins_.back().from >= kBinLength) bins_.push_back({.from = now});
+    while (bins_.size() > 2 && now - bins_[1].from >= kWindowMax) bins_.pop_front();
+    return bins_.back();
+  }
+  std::deque<Bin> bins_;
+  TimePoint counted_until_{};
+};
+
+// All measurements of a run's pace.
+struct RunPace {
+  MedianMeter<Duration> step_times, broadcast_times, install_times, join_times;  // join: from the request to the join
+  MedianMeter<Bytes> payloads;
+  IdleMeter learner_idle;
+  UsedCapacityMeter used_capacity;
+  std::optional<std::uint64_t> steps_left;  // of the run
 };
 
 }  // namespace echoline::provisioner

@@ -35,7 +35,7 @@ struct FleetSettings {
   bool is_local() const;  // ProviderKind::is_local: workers are processes of this machine
   std::optional<std::filesystem::path> provider_file;
   std::string image;                            // container image of rented hosts
-  std::optional<std::filesystem::path> bundle;  // from which rented hosts get the program
+  std::optional<std::filesystem::path> bundle;  // rented hosts unpack the program from it
   Bytes disk{20'000'000'000};
   std::map<std::string, ServiceSettings> services;  // by provider name
   // Spare capacity as a share: (1 + headroom) times the required capacity M* (provisioner/capacity.hpp) is rented.

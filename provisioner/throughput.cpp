@@ -18,13 +18,35 @@ constexpr std::size_t kProfileBytesMax = 1 << 20;
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
 constexpr std::size_t kHostsForGpu = 3;   // measured hosts needed to correct other hosts with the same GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
-constexpr double kOwnUncertainty = 0.10;  // of a host's prediction after it was measured in another run
+constexpr double kOwnUncertainty = 0.10;  // for a host that was measured in another run
 constexpr double kUncertaintyMax = 0.50;
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// Offer::unfit.
+std::string why_unfit_for(const WorkerEngines& engines, const Offer& offer) {
+  if (engines.count_on(offer.gpu_count) > 0) return "";
+  return fmt::format("{} GPU{}, and {} of {} (worker.engines, worker.gpus_per_engine)", offer.gpu_count,
+                     offer.gpu_count == 1 ? "" : "s",
+                     engines.count && *engines.count > 1 ? fmt::format("the run wants {} engines", *engines.count)
+                                                         : std::string("the run wants an engine"),
+                     engines.gpus_per_engine);
+}
+
+// Offer::engines_note.
+std::string note_on_engines(const WorkerEngines& engines, const Offer& offer, bool has_profile) {
+  const int gpus = offer.gpu_count, used = engines.gpus_used_on(gpus);
+  if (engines.on_cpu) return has_profile ? "the built-in engine computes on its CPU (worker.device)" : "";
+  if (used == gpus) return "";
+  const int count = engines.count_on(gpus);
+  return fmt::format("{} of its {} GPUs compute{}: {}", used, gpus, used == 1 ? "s" : "",
+                     engines.is_builtin() ? std::string("the built-in engine uses one")
+                                          : fmt::format("{} engine{} of {} (worker.engines, worker.gpus_per_engine)",
+                                                        count, count == 1 ? "" : "s", engines.gpus_per_engine));
 }
 
 }  // namespace
@@ -65,11 +87,13 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
   for (ConfigSection& gpu : root.sections("gpus")) {
     std::vector<Point> points;
     std::vector<std::string> names;
+    std::string engine = ThroughputProfile::kVllm;
     gpu.require("names", names);
+    gpu.read_choice("engine", engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}});
     for (ConfigSection& figure : gpu.sections("measured")) {
       double billions = 0;
       Point& point = points.emplace_back();
-      figure.require("billions", billions, kPositive);
+      figure.require("billions", billions, {.min = 1e-6, .max = 1e6});
       figure.require("tokens_per_s", point.tokens_per_s, kPositive);
       figure.require("source", point.source);
       if (!profile.sources_.contains(point.source)) figure.error("source", "expected one of `sources`");
@@ -80,8 +104,8 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
       gpu.error("measured", "expected figures for rising sizes");
     if (names.empty()) gpu.error("names", "expected at least one name");
     for (const std::string& gpu_name : names)
-      if (!profile.curves_.emplace(gpu_key(gpu_name), points).second)
-        gpu.error("names", fmt::format("'{}' is already described", gpu_name));
+      if (!profile.curves_.emplace(std::pair(gpu_key(gpu_name), engine), points).second)
+        gpu.error("names", fmt::format("'{}' is already described for {}", gpu_name, engine));
   }
   ConfigSection dlperf = root.section("dlperf");
   dlperf.read("gpu", profile.dlperf_gpu_);
@@ -89,15 +113,23 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
     dlperf.require("dlperf", profile.dlperf_, kPositive);
     dlperf.require("uncertainty", profile.dlperf_uncertainty_, kShare);
     dlperf.require("source", profile.dlperf_source_);
-    if (!profile.curves_.contains(gpu_key(profile.dlperf_gpu_)))
+    if (!profile.curves_.contains({gpu_key(profile.dlperf_gpu_), ThroughputProfile::kVllm}))
       dlperf.error("gpu", "expected a GPU that the profile describes");
   }
   ECHO_TRY(file.finish());
   return profile;
 }
 
-std::optional<TokenRate> ThroughputProfile::rate_of_gpu(std::string_view gpu, double parameters) const {
-  const auto it = curves_.find(gpu_key(gpu));
+std::optional<TokenRate> ThroughputProfile::rate_of_gpu(std::string_view gpu, double parameters,
+                                                        std::string_view engine) const {
+  const auto it = curves_.find({gpu_key(gpu), std::string(engine)});
+  if (it == curves_.end() && engine != kVllm) {
+    auto of_vllm = rate_of_gpu(gpu, parameters);
+    if (!of_vllm) return of_vllm;
+    of_vllm->uncertainty = std::max(of_vllm->uncertainty, uncertainty_beyond_);
+    of_vllm->from += fmt::format("; of vllm, as the profile has no figure of {}", engine);
+    return of_vllm;
+  }
   if (it == curves_.end() || !(parameters > 0)) return std::nullopt;
   const std::vector<Point>& curve = it->second;
   const auto rate = [&](double tokens_per_s, double uncertainty, const Point& point) {
@@ -120,9 +152,10 @@ std::optional<TokenRate> ThroughputProfile::rate_of_gpu(std::string_view gpu, do
               uncertainty_, weight < 0.5 ? below : above);
 }
 
-std::optional<TokenRate> ThroughputProfile::rate_at_dlperf(double dlperf, double parameters) const {
+std::optional<TokenRate> ThroughputProfile::rate_at_dlperf(double dlperf, double parameters,
+                                                           std::string_view engine) const {
   if (dlperf_gpu_.empty() || !(dlperf > 0)) return std::nullopt;
-  auto rate = rate_of_gpu(dlperf_gpu_, parameters);
+  auto rate = rate_of_gpu(dlperf_gpu_, parameters, engine);
   if (!rate) return rate;
   rate->tokens_per_s *= dlperf / dlperf_;
   rate->uncertainty = std::max(rate->uncertainty, dlperf_uncertainty_);
@@ -139,7 +172,12 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
   };
   std::map<Machine, HostRatio> ratio_by_host;
   std::map<std::string, std::vector<double>> ratios_by_gpu;
+  const auto is_of_these_engines = [&](const MeasuredRate& rate) {
+    if (!rate.engine.empty()) return rate.engine == workload.engines.text();
+    return rate.gpu_count == 1 && !workload.engines.on_cpu;
+  };
   for (const MeasuredRate& rate : measured) {
+    if (!is_of_these_engines(rate)) continue;
     if (is_local_provider(rate.provider) || !(rate.promised_rollouts_per_s > 0) || !(rate.measured_rollouts_per_s > 0))
       continue;
     const double ratio = rate.measured_rollouts_per_s / rate.promised_rollouts_per_s;
@@ -170,19 +208,27 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
         .from = fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
   }
 
+  const WorkerEngines& engines = workload.engines;
+  const std::string cpu = ThroughputProfile::kCpu;
   // Cached, because many offers have the same GPU.
   std::map<std::string, std::optional<TokenRate>, std::less<>> rate_by_gpu;
   for (Offer& o : offers) {
+    o.engine = engines.text();
+    o.unfit = why_unfit_for(engines, o);
+    if (!o.unfit.empty()) continue;
+    o.engines_note = note_on_engines(engines, o, profile != nullptr);
+    const int gpus_used = engines.gpus_used_on(o.gpu_count);
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
-      auto it = rate_by_gpu.find(o.gpu);
+      const std::string& device = engines.on_cpu ? cpu : o.gpu;
+      auto it = rate_by_gpu.find(device);
       if (it == rate_by_gpu.end())
-        it = rate_by_gpu.emplace(o.gpu, profile->rate_of_gpu(o.gpu, workload.parameters)).first;
+        it = rate_by_gpu.emplace(device, profile->rate_of_gpu(device, workload.parameters, engines.name)).first;
       std::optional<TokenRate> rate = it->second;
       if (rate) {
-        rate->tokens_per_s *= o.gpu_count;
+        if (!engines.on_cpu) rate->tokens_per_s *= gpus_used;
         o.rollouts_source = RateSource::kProfile;
-      } else if (o.dlperf) {
-        rate = profile->rate_at_dlperf(*o.dlperf, workload.parameters);
+      } else if (o.dlperf && !engines.on_cpu) {
+        rate = profile->rate_at_dlperf(*o.dlperf * gpus_used / o.gpu_count, workload.parameters, engines.name);
         if (rate) o.rollouts_source = RateSource::kDlperf;
       }
       if (rate) {

@@ -10,6 +10,7 @@
 
 #include "base/result.hpp"
 #include "provisioner/offers.hpp"
+#include "provisioner/worker_engines.hpp"
 
 namespace echoline::provisioner {
 
@@ -17,6 +18,7 @@ namespace echoline::provisioner {
 struct Workload {
   double parameters = 0;          // of the model
   double tokens_per_rollout = 0;  // generated
+  WorkerEngines engines = {};
 };
 
 // A rate with its uncertainty and source.
@@ -26,17 +28,23 @@ struct TokenRate {
   std::string from;
 };
 
-// Tokens per second by GPU and model size, from files like those in configs/profiles/. Every figure has its source.
+// Tokens per second by GPU, engine and model size, from files like those in configs/profiles/. Every figure has its
+// source.
 class ThroughputProfile {
  public:
   // kInvalid with all problems; kNotFound or kIo.
   static Result<ThroughputProfile> load(const std::filesystem::path& path);
   static Result<ThroughputProfile> parse(std::string_view text, std::string_view name);
+  static constexpr const char* kVllm = "vllm";  // the engine of figures that name none
+  // The name that stands for one core of any CPU, in figures of the built-in engine.
+  static constexpr const char* kCpu = "CPU";
+
   // The rate of one GPU of this name; absent if the name is unknown. Interpolates linearly in logarithms between two
-  // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant.
-  std::optional<TokenRate> rate_of_gpu(std::string_view gpu, double parameters) const;
+  // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant. Without a
+  // figure of this engine, the rate is that of vLLM, and as uncertain as for a size that was not measured.
+  std::optional<TokenRate> rate_of_gpu(std::string_view gpu, double parameters, std::string_view engine = kVllm) const;
   // The rate of a GPU from its value in the market's benchmark: proportional to that of the profile's reference GPU.
-  std::optional<TokenRate> rate_at_dlperf(double dlperf, double parameters) const;
+  std::optional<TokenRate> rate_at_dlperf(double dlperf, double parameters, std::string_view engine = kVllm) const;
 
  private:
   struct Point {
@@ -48,7 +56,7 @@ class ThroughputProfile {
   // The reference GPU of the market's benchmark, and its value in that benchmark.
   std::string dlperf_gpu_, dlperf_source_;
   double dlperf_ = 0, dlperf_uncertainty_ = 0;
-  std::map<std::string, std::vector<Point>> curves_;  // by gpu_key(); smallest model first
+  std::map<std::pair<std::string, std::string>, std::vector<Point>> curves_;  // by gpu_key() and engine; smallest first
 };
 
 // A normalised GPU name: "NVIDIA GeForce RTX_4090" becomes "rtx4090".
@@ -59,9 +67,11 @@ struct MeasuredRate {
   std::string run, provider, host, gpu;
   int gpu_count = 1;
   double promised_rollouts_per_s = 0, measured_rollouts_per_s = 0;
+  std::string engine = {};  // WorkerEngines::text(); "" in runs of earlier versions, which used one GPU
 };
 
-// Sets throughput, source and uncertainty of every offer, if known. A host's earlier ratio of measured to predicted
+// Sets throughput, source and uncertainty of every offer, if known, for the engines that the workload's workers run
+// there. A host's earlier ratio of measured to predicted
 // rate corrects its prediction; the median ratio of a GPU's known hosts corrects its other hosts. `measured`: newest
 // first. The local provider throttles its workers to their offers, so its measurements are not used.
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,

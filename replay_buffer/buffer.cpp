@@ -7,7 +7,8 @@
 
 namespace echoline::replay_buffer {
 
-// Groups neither consumed nor dropped. Must equal the text in the partial index, so that SQLite uses that index.
+// Groups neither consumed nor dropped. The text must equal the condition of the index groups_waiting (store.cpp), so
+// that SQLite uses that index.
 #define ECHO_WAITING "consumed_step IS NULL AND dropped_step IS NULL"
 
 std::vector<GroupId> Batch::ids() const {
@@ -110,6 +111,7 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
 Result<std::vector<Group>> ReplayBuffer::unscored_groups(std::size_t groups_max, const std::set<GroupId>& known) {
   store_->check_thread();
   Batch batch;
+  // The query's limit counts the groups in `known` too, because they are skipped below.
   ECHO_TRY(store_->database->each(
       "SELECT group_id, version FROM groups WHERE unscored = 1 AND " ECHO_WAITING
       " AND members = ?1 ORDER BY version, group_id LIMIT ?2",
@@ -121,7 +123,7 @@ Result<std::vector<Group>> ReplayBuffer::unscored_groups(std::size_t groups_max,
       store_->options.group_size, groups_max + known.size()));
   for (;;) {
     for (Group& group : batch.groups)
-      group.trajectories.clear();  // of the previous round, which met an unreadable group
+      group.trajectories.clear();  // a previous round, which found an unreadable group, may have read them
     ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups_until_unreadable(batch));
     if (!unreadable) return std::move(batch.groups);
     ECHO_TRY(discard(*unreadable, "unreadable"));

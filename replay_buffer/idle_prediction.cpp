@@ -1,5 +1,5 @@
-// Predicts the learner's idle share by playing its steps: the leases and batches are those of LeaseCore and
-// WaitingGroups, the workers' groups take their mean time.
+// Predicts the learner's idle share by a simulation of its steps. LeaseCore and WaitingGroups choose leases and batches
+// as in a real run; every group takes its worker's mean time.
 #include "replay_buffer/idle_prediction.hpp"
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kGroupsPlayed = 15'000;  // if that makes neither too few nor too many steps
-constexpr std::uint64_t kStepsMin = 12, kStepsMax = 80;
-constexpr std::uint64_t kStepsWithoutMeasure = 6;  // and as many as the stock holds batches
-constexpr double kRetrySecondsMax = 1;             // until a learner that waits for slow results looks again
+constexpr std::uint64_t kGroupsMeasured = 15'000;        // as far as the limits of steps allow
+constexpr std::uint64_t kStepsMin = 12, kStepsMax = 80;  // steps that are measured
+constexpr std::uint64_t kStepsSkipped = 6;               // first steps that are not measured, besides the lookahead
+constexpr double kRetrySecondsMax = 1;                   // a learner that waits for slow results looks again after this
 constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
-constexpr double kNeverS = 1e15;
-constexpr std::uint64_t kEventsMax = 500'000;  // so that a fleet that never finishes a batch ends too
+constexpr double kNeverS = 1e15;               // a time that is never reached
+constexpr std::uint64_t kEventsMax = 500'000;  // ends the simulation of a fleet that never finishes a batch
 
 LeaseOptions lease_options(const IdleQuestion& question) {
   LeaseOptions options{.pacing = question.pacing, .lease = question.lease};
@@ -30,9 +30,9 @@ LeaseOptions lease_options(const IdleQuestion& question) {
   return options;
 }
 
-class Play {
+class Simulation {
  public:
-  explicit Play(const IdleQuestion& question)
+  explicit Simulation(const IdleQuestion& question)
       : question_(question),
         pacing_(question.pacing),
         waiting_(pacing_.group_size),
@@ -40,12 +40,12 @@ class Play {
         workers_(question.workers.size()) {}
 
   IdlePrediction run() {
-    const std::uint64_t steps_skipped = kStepsWithoutMeasure + pacing_.staleness.lookahead_steps();
-    const std::uint64_t steps_played =
-        std::clamp(kGroupsPlayed / pacing_.groups_per_step(), kStepsMin, kStepsMax) / pacing_.staleness.publish_every;
-    steps_measured_from_ = steps_skipped;
+    first_measured_step_ = kStepsSkipped + pacing_.staleness.lookahead_steps();
+    // Whole publication periods are measured, because the age of the policy varies within a period.
+    const std::uint64_t periods =
+        std::clamp(kGroupsMeasured / pacing_.groups_per_step(), kStepsMin, kStepsMax) / pacing_.staleness.publish_every;
     const std::uint64_t steps_total =
-        steps_skipped + std::max<std::uint64_t>(2, steps_played) * pacing_.staleness.publish_every;
+        first_measured_step_ + std::max<std::uint64_t>(2, periods) * pacing_.staleness.publish_every;
     for (std::size_t w = 0; w < workers_.size(); ++w) request_work(w);
     while (step_ < steps_total && !events_.empty() && now_ < kNeverS && sequence_ < kEventsMax) {
       const Event event = events_.top();
@@ -56,11 +56,11 @@ class Play {
     }
     const double all_s = waited_s_ + trained_s_;
     const double trained = static_cast<double>(std::max<std::uint64_t>(1, groups_trained_));
-    const double steps = static_cast<double>(step_ - std::min(step_, steps_measured_from_));
-    if (step_ <= steps_measured_from_) return {.idle_fraction = 1, .step_s = kNeverS, .staleness_mean = 0};
+    const double steps = static_cast<double>(step_ - std::min(step_, first_measured_step_));
+    if (step_ <= first_measured_step_) return {.idle_fraction = 1, .step_s = kNeverS, .staleness_mean = 0};
     return {.idle_fraction = waited_s_ / all_s,
             .step_s = all_s / steps,
-            .staleness_mean = static_cast<double>(ages_) / trained};
+            .staleness_mean = static_cast<double>(staleness_sum_) / trained};
   }
 
  private:
@@ -76,12 +76,12 @@ class Play {
     }
   };
   struct Worker {
-    std::uint64_t version = 0, delivered = 0;
+    std::uint64_t version = 0, delivered = 0;  // the installed policy; the newest received one
     bool installing = false, install_is_pending = false, generating = false;
     double generation_ends_s = 0;
-    std::uint64_t generation_number = 0;  // of the last kGenerated event; earlier ones are ignored
+    std::uint64_t generation_number = 0;  // the last kGenerated event's number; earlier events are ignored
     std::deque<LiveLease> queue;          // the first is being generated
-    std::uint64_t idle_place = 0;         // in idle_; 0: not in it
+    std::uint64_t idle_place = 0;         // key of its entry in idle_; 0: none
   };
 
   static WorkerId id_of(std::size_t w) { return WorkerId{w + 1}; }
@@ -211,7 +211,7 @@ class Play {
       for (const LiveLease& lease : std::exchange(worker.queue, {}))
         core_.return_leases(id_of(w), std::span(&lease.record.id, 1));
     }
-    if (worker.generating) {
+    if (worker.generating) {  // the group in progress ends later by the pause
       worker.generation_ends_s += pause_s;
       push(worker.generation_ends_s, Kind::kGenerated, w, ++worker.generation_number);
     }
@@ -246,12 +246,12 @@ class Play {
     if (!batch) return;
     is_training_ = true;
     batch_ = *batch;
-    if (step_ >= steps_measured_from_) {
+    if (step_ >= first_measured_step_) {
       waited_s_ += now_ - wait_began_s_;
       trained_s_ += question_.step_s;
       for (const GroupId group : batch_) {
         const std::uint64_t version = waiting_.find(group)->version.value;
-        ages_ += step_ - std::min(step_, version);
+        staleness_sum_ += step_ - std::min(step_, version);
       }
       groups_trained_ += batch_.size();
     }
@@ -299,19 +299,20 @@ class Play {
   std::vector<Worker> workers_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t sequence_ = 0;
-  std::map<std::uint64_t, std::size_t> idle_;  // workers that may take more work, longest wait first
+  std::map<std::uint64_t, std::size_t> idle_;  // workers that hold fewer groups than they can, longest wait first
   std::uint64_t last_idle_place_ = 0;
   double now_ = 0;
 
   std::uint64_t step_ = 0, newest_sent_ = 0;
   bool is_training_ = false, links_are_busy_ = false;
   std::optional<std::uint64_t> next_version_;  // a publication that waits for the learner's links
-  std::vector<GroupId> batch_;                 // in training
+  std::vector<GroupId> batch_;                 // the batch in training
   double wait_began_s_ = 0, retry_at_s_ = 0;
 
-  std::uint64_t steps_measured_from_ = 0;
-  double waited_s_ = 0, trained_s_ = 0;  // of the measured steps
-  std::uint64_t ages_ = 0, groups_trained_ = 0;
+  std::uint64_t first_measured_step_ = 0;
+  // Sums over the measured steps.
+  double waited_s_ = 0, trained_s_ = 0;
+  std::uint64_t staleness_sum_ = 0, groups_trained_ = 0;  // staleness_sum_: over the groups trained on
 };
 
 }  // namespace
@@ -320,7 +321,7 @@ IdlePrediction predict_idle(const IdleQuestion& question) {
   ECHO_CHECK(!question.workers.empty() && question.step_s > 0 && question.pacing.groups_per_step() > 0 &&
              question.install_s >= 0 && question.link_s >= 0);
   for (const PredictedWorker& worker : question.workers) ECHO_CHECK(worker.group_s > 0 && worker.policy_s >= 0);
-  return Play(question).run();
+  return Simulation(question).run();
 }
 
 }  // namespace echoline::replay_buffer

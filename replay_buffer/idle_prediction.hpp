@@ -9,9 +9,9 @@ namespace echoline::replay_buffer {
 
 // Times are seconds.
 struct PredictedWorker {
-  double group_s = 0;                // that it takes for one group
-  double policy_s = 0;               // from the end of a step until it has received the policy
-  std::uint32_t groups_at_once = 2;  // that it holds: the current one and the next
+  double group_s = 0;                // time to generate one group
+  double policy_s = 0;               // time from the end of a step until the worker has received the policy
+  std::uint32_t groups_at_once = 2;  // groups that the worker holds: the current one and the next
 };
 
 // Treatment of groups in progress when a policy arrives: the worker goes on under the new policy, finishes them first,
@@ -24,8 +24,8 @@ struct IdleQuestion {
   std::vector<PredictedWorker> workers;  // at least one
   double step_s = 0;                     // T
   double install_s = 0;                  // pause of a worker for each policy
-  double link_s = 0;                     // for which the learner's links carry one publication; the next one waits
-  bool stops_during_broadcast = false;   // workers generate nothing from a publication until they have installed it
+  double link_s = 0;                     // time for which one publication occupies the learner's links; the next waits
+  bool stops_during_broadcast = false;   // after a publication, workers generate nothing until they have installed it
   GroupsInProgress groups_in_progress = GroupsInProgress::kContinue;
 };
 
@@ -35,9 +35,8 @@ struct IdlePrediction {
   double staleness_mean = 0;  // of the rollouts trained on, in steps
 };
 
-// Plays some steps of a fleet without losses, with the lease core of real runs. Leaves out the first steps, in which
-// the stock fills. Deterministic; takes 10 to 50 ms. Aborts if a
-// time is negative or R, G or T is not positive.
+// Simulates some steps of a fleet without losses, with the lease core of real runs. Leaves out the first steps, in
+// which the stock fills. Deterministic; takes 10 to 50 ms. Aborts if a time is negative or R, G or T is not positive.
 IdlePrediction predict_idle(const IdleQuestion& question);
 
 }  // namespace echoline::replay_buffer

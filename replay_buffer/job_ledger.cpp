@@ -399,5 +399,8 @@ std::optional<double> JobLedger::too_slow_batch_seconds(WorkerId worker) const {
   return impl_->core().too_slow_batch_seconds(worker);
 }
 bool JobLedger::was_turned_away(WorkerId worker) const { return impl_->core().was_turned_away(worker); }
+double JobLedger::take_seconds_without_work(WorkerId worker, double now_unix_s) {
+  return impl_->core().take_seconds_without_work(worker, now_unix_s);
+}
 
 }  // namespace echoline::replay_buffer

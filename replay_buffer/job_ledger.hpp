@@ -141,6 +141,7 @@ class JobLedger {
   // Whether the worker's last grant() gave it nothing while it held nothing, because no worker of any speed or policy
   // could have got work. Then the worker is not to blame for submitting nothing.
   bool was_turned_away(WorkerId worker) const;
+  double take_seconds_without_work(WorkerId worker, double now_unix_s);  // LeaseCore::take_seconds_without_work
 
  private:
   class Impl;

@@ -155,8 +155,7 @@ void LeaseCore::set_lapses(WorkerId worker, Lapses lapses) {
     lapses_[worker] = lapses;
 }
 
-// Counts a batch of leases that ended without any result, or that the worker held when it was lost. Reports the worker
-// as unproductive from kLapseWeightMax on.
+// Counts a lapse of the worker (Lapses). Reports the worker as unproductive from kLapseWeightMax on.
 void LeaseCore::record_lapse(WorkerId worker, LapseKind kind) {
   const auto it = lapses_.find(worker);
   Lapses lapses = it == lapses_.end() ? Lapses{} : it->second;
@@ -226,22 +225,34 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   // Only if the stock covers the step, because otherwise the step needs even a slow worker's results.
   worker.too_slow = stock >= pacing.trajectories_per_step && request.step_seconds && batch_s &&
                     !can_finish_in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
-  // The groups that this worker may take by all limits except pacing.
-  const std::uint64_t held_max = std::min(worker.group_allowance, groups_max_by_pace(worker));
-  const std::uint64_t held_more_max = held_max - std::min(groups_held, held_max);
   const std::uint64_t live_more_max =
       options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max);
-  const std::uint64_t groups_takeable = std::min(
-      {std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max}, live_more_max, held_more_max});
+  // The groups that this worker could hold and take, and those of them that its share of the stock allows.
+  const std::uint64_t groups_wanted =
+      std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max}, live_more_max,
+                worker.group_allowance - std::min(groups_held, worker.group_allowance)});
+  const std::uint64_t held_max_by_pace = groups_max_by_pace(worker);
+  const std::uint64_t groups_takeable =
+      std::min(groups_wanted, held_max_by_pace - std::min(groups_held, held_max_by_pace));
   // The groups that pacing allows.
   const std::uint64_t groups_allowed = room(pacing, step, request.version, stock) / options_.pacing.group_size;
   if (groups_allowed < groups_takeable && !worker.too_slow)
     if (const auto limit = limiting_bound(pacing, step, request.version)) limited_steps_.record(*limit, step);
   // The worker holds nothing and would get nothing even with the newest version, so it is idle by no fault of its own.
-  worker.turned_away = request.groups_max > 0 && groups_held == 0 &&
-                       room(pacing, step, request.newest.value_or(request.version), stock) < options_.pacing.group_size;
+  const std::uint64_t newest_allowed =
+      room(pacing, step, request.newest.value_or(request.version), stock) / options_.pacing.group_size;
+  worker.turned_away = request.groups_max > 0 && groups_held == 0 && newest_allowed == 0;
   std::vector<LiveLease> granted;
   const std::uint64_t group_count = worker.too_slow ? 0 : std::min(groups_takeable, groups_allowed);
+  count_without_work(worker, now_s);
+  worker.share_without_work = 0;
+  if (groups_wanted > 0 && !worker.too_slow) {
+    const double asked = request.groups_max, held = static_cast<double>(groups_held);
+    // With the newest version it would get as many; only the rest is work that does not exist.
+    const std::uint64_t obtainable = std::max(group_count, std::min(groups_takeable, newest_allowed));
+    worker.share_without_work = request.free_share.value_or(asked / (asked + held)) *
+                                static_cast<double>(groups_wanted - obtainable) / static_cast<double>(groups_wanted);
+  }
   if (group_count == 0) return granted;
   // No step waits for the result after due_s. The group returns to the pool after lease_s.
   const double lease_s = lease_seconds(options_.lease, worker.pace.seconds_per_token(), paces_.seconds_per_token());
@@ -443,8 +454,9 @@ std::uint64_t LeaseCore::expire(double now_s) {
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
     if (const auto worker = workers_.find(id); worker != workers_.end()) {
-      if (worker->second.pace.results_of_batch(granted_s) >= count) continue;  // at least half of the batch arrived
-      // record_pace() has noted the old value, so an undo restores it.
+      // A worker that returned at least as many results of this batch as leases of it expire now does work.
+      if (worker->second.pace.results_of_batch(granted_s) >= count) continue;
+      // record_pace() has recorded an undo of the whole worker, so this change needs none.
       worker->second.group_allowance = group_allowance_after_lapse(worker->second.group_allowance);
     }
     record_lapse(id, LapseKind::kExpired);
@@ -464,7 +476,8 @@ std::uint64_t LeaseCore::extend_all_leases(double late_s, double now_s) {
   // writable.
   ++totals_.next_lease;
   leases_.delay_all(late_s);
-  for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker had work for that long
+  // The pause does not count as time with leases.
+  for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;
   if (pauses_.size() == kPausesMax) pauses_.pop_front();
   pauses_.emplace_back(now_s, late_s);
   return leases_.size();
@@ -502,6 +515,18 @@ std::optional<double> LeaseCore::too_slow_batch_seconds(WorkerId id) const {
 bool LeaseCore::was_turned_away(WorkerId id) const {
   const auto worker = workers_.find(id);
   return worker != workers_.end() && worker->second.turned_away;
+}
+
+void LeaseCore::count_without_work(Worker& worker, double now_s) {
+  worker.seconds_without_work += worker.share_without_work * std::max(0.0, now_s - worker.share_since_s);
+  worker.share_since_s = now_s;
+}
+
+double LeaseCore::take_seconds_without_work(WorkerId id, double now_s) {
+  const auto worker = workers_.find(id);
+  if (worker == workers_.end()) return 0;
+  count_without_work(worker->second, now_s);
+  return std::exchange(worker->second.seconds_without_work, 0);
 }
 
 std::vector<SetAsideGroup> LeaseCore::newly_set_aside() { return std::exchange(newly_set_aside_, {}); }

@@ -40,6 +40,8 @@ struct GrantRequest {
   std::uint32_t groups_max = 1;
   std::optional<double> step_seconds = std::nullopt;  // measured length of a learner step, if known
   std::optional<Version> newest = std::nullopt;       // newest version that any worker may have; absent: `version`
+  // Share of the worker's capacity that has no work before this request; absent: by the groups it asks for and holds.
+  std::optional<double> free_share = std::nullopt;
 };
 
 // The group that was submitted for a lease and stored.
@@ -56,13 +58,14 @@ struct SetAsideGroup {
   std::string detail;  // for people
 };
 
-// A worker that repeatedly takes work and returns none of it. The caller should give it no more.
+// A worker that repeatedly takes work and returns little or none of it. The caller should give it no more.
 struct UnproductiveWorker {
   WorkerId worker;
   std::string reason;
 };
 
-// A worker's lapses. A lapse is a batch of leases (one grant) that ended without any result.
+// A worker's lapses. A lapse is a batch of leases (one grant) of which more expired together than had brought results,
+// or that the worker held when it was lost.
 struct Lapses {
   std::uint32_t weight = 0;   // rises with each lapse, falls with each submitted batch (rules.hpp, lapse_weight)
   std::uint32_t batches = 0;  // number of lapses
@@ -209,6 +212,9 @@ class LeaseCore {
   std::optional<double> too_slow_batch_seconds(WorkerId worker) const;
   // Whether the worker's last grant() was empty although it held nothing, because there was no work for any worker.
   bool was_turned_away(WorkerId worker) const;
+  // Seconds since the last call for which the worker had asked for work and there was none for it, because of pacing or
+  // of its share. If a part of its capacity was without work, that part of the time counts. Changes the count only.
+  double take_seconds_without_work(WorkerId worker, double now_s);
   std::vector<SetAsideGroup> newly_set_aside();          // groups set aside since the last call
   std::vector<UnproductiveWorker> newly_unproductive();  // workers found unproductive since the last call
   std::size_t live() const { return leases_.size(); }
@@ -226,17 +232,20 @@ class LeaseCore {
     WorkerPace pace;
     bool too_slow = false, turned_away = false;  // results of its last request
     std::uint64_t group_allowance = 0;           // groups that it may hold, by its earlier results
-    double accounted_until_s = 0;                // time of its latest result: settle() has counted the time before it
+    // Since its last request, this share of its capacity has been without work. The seconds before are counted.
+    double share_without_work = 0, share_since_s = 0, seconds_without_work = 0;
+    double accounted_until_s = 0;  // time of its latest result: settle() has counted the time before it
   };
   // The changes since begin(), and the functions that undo them.
   struct Recording {
     std::vector<LeaseChange> changes;
     std::vector<std::function<void()>> undo;
-    LeaseTotals totals;                                       // at begin()
+    LeaseTotals totals;                                       // the totals at begin()
     std::size_t set_aside_count = 0, unproductive_count = 0;  // sizes of the lists at begin()
   };
 
   Worker& find_or_add_worker(WorkerId id);
+  static void count_without_work(Worker& worker, double now_s);
   std::uint64_t groups_max_by_pace(const Worker& worker) const;
   std::uint64_t trajectories_in_stock(std::uint64_t step) const;  // trajectories in flight or waiting
   std::vector<GroupId> take_groups(std::uint64_t count, WorkerId worker, bool holds_nothing);
@@ -266,10 +275,10 @@ class LeaseCore {
   LeaseTable leases_;
   GroupPool pool_;
   std::unordered_map<WorkerId, Worker> workers_;  // workers that asked for work and were not lost
-  FleetPaces paces_;                              // of workers_
+  FleetPaces paces_;                              // the paces of the workers in workers_
   std::map<WorkerId, Lapses> lapses_;             // only workers with lapses
   std::optional<double> version_usable_s_;        // duration of the S + 1 steps that may train on work granted now
-  std::deque<std::pair<double, double>> pauses_;  // from extend_all_leases(): end and length of each
+  std::deque<std::pair<double, double>> pauses_;  // end and length of each pause that extend_all_leases() recorded
   LimitedStepCounter limited_steps_;
   std::vector<SetAsideGroup> newly_set_aside_;
   std::vector<UnproductiveWorker> newly_unproductive_;

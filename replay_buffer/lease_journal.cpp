@@ -15,6 +15,7 @@ constexpr const char* kEndedLease =
     "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
     "lease_s FROM lease WHERE lease_id = ?1 AND state <> 0";
 
+// Reads the columns with which both queries begin.
 LeaseRecord lease_record(const Row& row) {
   return {.id = LeaseId{row.integer(0)},
           .group = GroupId{row.integer(1)},

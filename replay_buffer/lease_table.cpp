@@ -22,7 +22,7 @@ void subtract_from_count(std::map<Version, std::uint64_t>& counts, Version versi
 
 void LeaseTable::add(LiveLease lease) {
   const LeaseRecord& record = lease.record;
-  // An overdue lease itself keeps its worker left out, so the time is 0.
+  // While a worker has an overdue lease, steps do not wait for it, so no time is needed at which that ends.
   if (lease.overdue && !left_out_.contains(record.worker)) leave_out(record.worker, /*until_s=*/0);
   by_expiry_.emplace(record.expires_unix_s, record.id);
   by_worker_[record.worker].insert(record.id);
@@ -53,6 +53,7 @@ LiveLease LeaseTable::remove(LeaseId id) {
   subtract_from_count(by_version_, record.version, record.rollouts);
   if (lease.overdue) {
     LeftOut& left_out = left_out_.at(record.worker);
+    // Steps waited for the lease from its grant until it was due.
     left_out.until_s = std::max(left_out.until_s, now_s_ + kLeftOutFactor * (lease.due_s - record.granted_unix_s));
     if (--left_out.overdue == 0) by_reinclusion_time_.emplace(left_out.until_s, record.worker);
   } else {

@@ -55,7 +55,7 @@ class LeaseTable {
  private:
   struct LeftOut {
     std::uint32_t overdue = 0;  // number of overdue live leases
-    double until_s = 0;         // the end, unless a lease is still overdue
+    double until_s = 0;         // when the worker is included again, if no lease is overdue then
   };
   void add_awaited(const LiveLease& lease);
   void subtract_awaited(const LiveLease& lease);

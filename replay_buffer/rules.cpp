@@ -148,7 +148,7 @@ double capped_rate(double rate, std::optional<double> median_rate) {
 }
 
 std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
-  constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;  // of one batch
+  constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;  // how much one lapsed batch counts
   return weight + (kind == LapseKind::kExpired ? kExpiredWeight : kLostWeight);
 }
 

@@ -142,10 +142,10 @@ std::optional<double> median(std::vector<double> values);
 // A worker's rate, limited to four times the median. The limit keeps one worker, fast or dishonest, from all the work.
 double capped_rate(double rate, std::optional<double> median_rate);
 
-// Why a batch of leases ended without a result: it expired, or its worker was lost, which also happens to honest
-// workers.
+// Why a batch of leases lapsed: leases expired, or the worker was lost, which also happens to honest workers.
 enum class LapseKind { kExpired, kLost };
-// The weight of a worker's lapses after one more: an expired batch adds 4, a lost one 2. Each submitted batch takes 1.
+// The weight of a worker's lapses after one more: an expired batch adds 4, a lost one 2. Each batch with
+// a result takes 1.
 std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind);
 // From this weight on a worker counts as unproductive (LeaseCore::newly_unproductive): five batches expired in a row.
 inline constexpr std::uint32_t kLapseWeightMax = 20;

@@ -7,7 +7,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr double kEarlierWeight = 0.7;  // of all earlier steps in the average
+constexpr double kEarlierWeight = 0.7;  // weight of all earlier steps together in the average
 
 }  // namespace
 

@@ -28,9 +28,9 @@ std::string log_header(const fs::path& log) {
 
 fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
 
-// Copies the file and its log. Returns whether the copy is consistent, which it is if the log did not restart
-// meanwhile. Because until then the log has every page of the file that may have changed. So the copied file, even with
-// torn pages, and the log copied after it are the state of the last complete transaction in the log.
+// Copies the file and its log. Returns whether the copy is consistent, that is, whether the log did not restart
+// meanwhile. Until the log restarts, it holds every page of the file that may have changed. So the copied file, even
+// with torn pages, and the log copied after it contain the state after the last complete transaction in the log.
 Result<bool> copy_file_and_log(const fs::path& file, const fs::path& to) {
   const auto copy = [](const fs::path& from, const fs::path& into) -> Status {
     std::error_code ec;
@@ -90,7 +90,7 @@ Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, c
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(),
                 version.value_or(0), kSchemaVersion);
-  // Both files are open and stay readable. So no file is left behind, however this process ends.
+  // Removed at once, so that no file is left behind, however this process ends. Both files are open and stay readable.
   fs::remove_all(stored->folder_, ec);
   return stored;
 }

@@ -47,7 +47,7 @@ class StoredBuffer {
 
  private:
   StoredBuffer() = default;
-  std::filesystem::path folder_;  // of the copy
+  std::filesystem::path folder_;  // contains the copy
   std::unique_ptr<Database> database_;
 };
 

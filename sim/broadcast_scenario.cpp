@@ -13,9 +13,9 @@ using namespace overlay;
 
 namespace {
 
-constexpr Duration kJoinInterval = std::chrono::microseconds(500);  // between the starts of two workers
-constexpr Duration kJoinTimeMax = std::chrono::seconds(60);         // after the start of the last worker
-constexpr Duration kDoneCheckInterval = std::chrono::milliseconds(10);
+constexpr Duration kJoinInterval = std::chrono::microseconds(500);        // between the starts of two workers
+constexpr Duration kJoinTimeMax = std::chrono::seconds(60);               // after the start of the last worker
+constexpr Duration kReportCheckInterval = std::chrono::milliseconds(10);  // of checks for the learner's report
 constexpr int kHeartbeatsPerTimeout = 6;  // a worker is away after this many missing heartbeats
 constexpr BitRate kUnlimitedRate{1e12};   // stands for a link without a limit in predictions
 
@@ -225,7 +225,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     const bool previous_reported =
         i == 0 || (!fleet_.reports().empty() && fleet_.reports().back().version.value + 1 >= i);
     if (!previous_reported)
-      return world_.run_at(world_.now() + kDoneCheckInterval, [&, i] { publish_after_previous_quorum(i); });  // again
+      return world_.run_at(world_.now() + kReportCheckInterval, [&, i] { publish_after_previous_quorum(i); });
     world_.run_at(world_.now() + (i > 0 ? scenario_.publish_every : Duration{}), [&, i] {
       --events_left;
       publish(i);

@@ -1,7 +1,6 @@
 // Simulates one learner that broadcasts publications to N workers under virtual time, with the real protocol cores of
-// overlay/.
-// Compares the delivery time with the physical lower bound and the prediction of chains/, and checks that all workers
-// end with the same bytes.
+// overlay/. Compares the delivery time with the physical lower bound and the prediction of chains/, and checks that all
+// workers end with the same bytes.
 #pragma once
 #include <string>
 #include <vector>

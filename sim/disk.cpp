@@ -121,8 +121,8 @@ void Disk::complete_all(TimePoint now) {
 
 void Disk::on_crash(TimePoint now) {
   // The operating system completes the first operations, a random number of them.
-  std::uint64_t completed = queue_.empty() ? 0 : random_.below(queue_.size() + 1);
-  for (; completed > 0; --completed) complete(now);
+  const std::uint64_t completed = queue_.empty() ? 0 : random_.below(queue_.size() + 1);
+  for (std::uint64_t i = 0; i < completed; ++i) complete(now);
   queue_.clear();
   free_at_ = now;
   has_write_failed_ = false;

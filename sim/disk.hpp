@@ -19,8 +19,8 @@ struct DiskOptions {
   Duration write_delay = std::chrono::milliseconds(1), read_delay = std::chrono::milliseconds(1);
   Duration save_delay = std::chrono::milliseconds(5);  // for a write of the state file, which survives a power loss
   Duration sync_delay = std::chrono::seconds(1);       // from a write to a spool until it survives a power loss
-  std::optional<std::uint64_t> capacity_bytes;
-  double read_error_share = 0, write_error_share = 0;  // of the operations, which fail
+  std::optional<std::uint64_t> capacity_bytes;         // for the payload of all spools; absent: unlimited
+  double read_error_share = 0, write_error_share = 0;  // shares of the reads and writes that fail
 };
 
 class Disk {
@@ -78,7 +78,7 @@ class Disk {
   void trim_spool(const overlay::PublicationId& id, std::optional<std::uint64_t> payload_end);
   // The payload of a spool, which must have `bytes` bytes; kNotFound if there is a gap.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
-  // Whether a write has failed since the last crash or start.
+  // Whether a write to a spool has failed since the process started.
   bool has_write_failed() const { return has_write_failed_; }
   // Payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }

@@ -46,6 +46,7 @@ double Lognormal::mean() const {
   return s > 0 ? median * portable_exp(s * s / 2) : median;
 }
 
+// uniform() is below 1, so the logarithm's argument is positive.
 double Draws::exponential(double mean) { return -mean * portable_log(1 - random_.uniform()); }
 
 double Draws::normal() {

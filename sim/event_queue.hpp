@@ -11,7 +11,7 @@ namespace echoline::sim {
 // `kind` determines the meaning of `host`, `detail` and `generation`, which the queue only stores.
 struct Event {
   TimePoint at;
-  std::uint64_t sequence = 0;
+  std::uint64_t sequence = 0;  // order of insertion
   std::uint32_t kind = 0, host = 0;
   std::uint64_t detail = 0, generation = 0;
 };
@@ -20,11 +20,14 @@ class EventQueue {
  public:
   bool empty() const { return heap_.empty(); }
   TimePoint next_at() const { return heap_.empty() ? kNever : heap_.front().at; }
-  std::uint64_t pushed() const { return pushed_; }  // number of events so far
 
   void push(TimePoint at, std::uint32_t kind, std::uint32_t host, std::uint64_t detail, std::uint64_t generation) {
-    heap_.push_back(
-        {.at = at, .sequence = pushed_++, .kind = kind, .host = host, .detail = detail, .generation = generation});
+    heap_.push_back({.at = at,
+                     .sequence = next_sequence_++,
+                     .kind = kind,
+                     .host = host,
+                     .detail = detail,
+                     .generation = generation});
     std::size_t hole = heap_.size() - 1;  // moves up, past each parent that is later than the event
     const Event event = heap_[hole];
     for (std::size_t parent; hole > 0 && is_before(event, heap_[parent = (hole - 1) / kChildren]); hole = parent)
@@ -51,12 +54,12 @@ class EventQueue {
   }
 
  private:
-  // Children per heap node: a shallower heap than with two, and siblings are adjacent in memory.
+  // Children per heap node. With four, the heap is shallower than with two, and siblings are adjacent in memory.
   static constexpr std::size_t kChildren = 4;
   static bool is_before(const Event& a, const Event& b) { return a.at != b.at ? a.at < b.at : a.sequence < b.sequence; }
 
   std::vector<Event> heap_;
-  std::uint64_t pushed_ = 0;
+  std::uint64_t next_sequence_ = 0;
 };
 
 }  // namespace echoline::sim

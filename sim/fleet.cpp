@@ -58,7 +58,7 @@ Digest Fleet::new_digest(Version version) {
 }
 
 std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
-  std::vector<std::byte> bytes(count + 8);
+  std::vector<std::byte> bytes(count + 8);  // the last word may reach beyond `count`
   for (std::size_t i = 0; i < count; i += 8) {
     const std::uint64_t random_bits = random_.next();
     std::memcpy(bytes.data() + i, &random_bits, 8);

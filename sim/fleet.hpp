@@ -25,7 +25,7 @@ struct LearnerOptions : overlay::LearnerRules {
   AccessLink link;
   overlay::LinkLimits limits;  // rates to which the core limits itself
   Duration clock_skew{};
-  Bytes store{1ull << 30};
+  Bytes store{1ull << 30};  // memory for publications
   std::uint32_t chunk_bytes = 64 * 1024;
   bool durable = true;  // its state is on disk, so it survives a restart
   Duration publication_lifetime = std::chrono::hours(1);
@@ -96,8 +96,8 @@ class Fleet {
   void start_learner(std::uint64_t versions_lost = 0);
   // Publishes the version after the last finished one. Nothing happens while the learner is down.
   void publish(const PublishSpec& spec);
-  void expel(std::size_t worker);
-  void end_run();  // the learner tells its workers that the run has ended, and no process restarts
+  void expel(std::size_t worker);  // the learner revokes the worker's identity
+  void end_run();                  // the learner tells its workers that the run has ended, and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
   std::uint64_t learner_starts() const { return learner_starts_; }

@@ -4,14 +4,14 @@
 
 namespace echoline::sim {
 
-inline constexpr std::uint64_t kFirstEnrolledId =
-    1'000'000;  // first worker id and certificate number that the learner gives
+// First worker id and certificate number that the learner gives.
+inline constexpr std::uint64_t kFirstEnrolledId = 1'000'000;
 
 // Triggers rare but legal event orders. A site is a named place in a core where such an order can begin. The seed
 // activates a quarter of the sites, and an active site fires a quarter of the time.
 class Fleet::FaultSites final : public overlay::FaultPoints {
  public:
-  explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, 4) {}
+  explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, /*stream=*/4) {}
   bool fire(std::string_view site) override {
     if (stopped) return false;
     std::uint64_t site_hash = seed_;

@@ -192,6 +192,7 @@ void Fleet::enrol(std::size_t i) {
 }
 
 void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
+  // Later, because the process cannot be stopped while its core's actions are performed.
   world_.run_soon([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
     Worker& worker = *workers_[i];
     if (!world_.is_alive(worker.host) || worker.processes != process) return;

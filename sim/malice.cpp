@@ -13,8 +13,9 @@ constexpr int kFloodRepeats = 100;
 constexpr int kRequestsPerHeartbeat = 20;                      // repeated chunk requests to each parent
 constexpr int kFloodMessages = 20, kFloodMessageRepeats = 10;  // of one kind, for each heartbeat
 constexpr std::uint64_t kGarbageBytesMax = 200;
-constexpr std::uint64_t kGuessedChunks = 64;  // requests and false reports are about this many chunks
-constexpr std::size_t kFrameTypeOffset = 2;   // of the type in a frame's header
+// Random requests are for chunks with an index below this. False reports claim up to this many chunks too many.
+constexpr std::uint64_t kGuessedChunks = 64;
+constexpr std::size_t kFrameTypeOffset = 2;  // of the type in a frame's header
 
 FrameType type_of(const act::Send& send) {
   return send.head.size() < kFrameHeaderBytes ? FrameType::kApplication
@@ -98,7 +99,7 @@ std::vector<act::Send> MaliciousRewriter::rewrite(act::Send&& send, TimePoint) {
   if (!parents.empty()) {
     Poisoned poisoned;
     poisoned.parent = parents[random_.below(parents.size())];
-    poisoned.index = static_cast<std::uint32_t>(random_.below(8));
+    poisoned.index = static_cast<std::uint32_t>(random_.below(8));  // one of the first chunks
     to_send.push_back({.conn = conn, .head = Slice(encode_control(poisoned)), .tail = {}});
     EdgeFailed failed;
     failed.parent = parents[random_.below(parents.size())];

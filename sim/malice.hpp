@@ -24,9 +24,9 @@ struct MaliceOptions {
   bool repeat_requests = false;     // requests the same chunks from its parents again and again
   bool slander = false;             // accuses its parents of forwarding bad chunks, and of not forwarding
   std::function<std::vector<WorkerId>()> parents = {};     // the parents that it accuses
-  bool flood = false;                                      // sends every message a hundred times more
+  bool flood = false;                                      // repeats every message a hundred times
   std::optional<overlay::MessageBudget::Kind> flood_kind;  // the kind of message that it sends much too often
-  bool reconnect = false;                                  // breaks and reopens its connections; sim/soak.cpp does that
+  bool reconnect = false;                                  // sim/soak.cpp breaks its connections at short intervals
   bool leak = false;  // gives its grants (permits to fetch from a parent) to an intruder
   bool floods() const { return flood || flood_kind; }
   // Whether its own behaviour may keep the worker from the newest version: peers ignore it, or serve its repeated

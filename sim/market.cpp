@@ -42,6 +42,7 @@ constexpr Duration kPriceReactionTime = minutes(4);  // after a price rise, unti
 constexpr double kSurplusMax = 1.05;       // rented rate, as a factor of the target; one machine more is allowed
 constexpr double kLedgerShareMin = 0.999;  // of the money spent, that the ledger must show; the rest is rounding
 constexpr double kUsdTolerance = 1e-6;
+constexpr double kRoundingFactor = 1 + 1e-6;  // limits in $ per hour may be exceeded by rounding
 
 constexpr std::size_t kViolationsKept = 20;
 constexpr std::uint64_t kRandomStream = 77, kQueueRandomStream = 78;                         // of the seed
@@ -70,7 +71,8 @@ struct Instance {  // a rented machine at the provider
   Ticket ticket = 0;
   std::size_t host = 0;
   double usd_per_hour = 0;
-  Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};  // max(): never
+  // max(): never. At `ends_at` the provider takes the machine back.
+  Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};
   std::optional<Duration> drains_since;
   bool joined = false, dead = false, outbid = false;
   bool watched = false;  // the learner process knows the instance, so it is notified of the instance's end
@@ -121,10 +123,9 @@ class Market {
     const double target =
         capacity_target(rules_.pace, rules_.times, rules_.capacity_terms())->provisioned_rollouts_per_s;
     const std::uint64_t planned_machines = random_.between(1, 12);
-    const auto offers =
+    const auto offer_count =
         static_cast<std::size_t>(random_.between(4, 40) + 2 * static_cast<std::int64_t>(planned_machines));
-    std::vector<Candidate> pool;
-    for (std::size_t i = 0; i < offers; ++i) {
+    for (std::size_t i = 0; i < offer_count; ++i) {
       Host host;
       host.offer = {.id = fmt::format("o{}", i),
                     .provider = "cloud",
@@ -139,8 +140,9 @@ class Market {
     }
     // The plan takes at most one offer of each host.
     std::map<std::string, std::size_t> first_offers;  // by host
-    std::vector<std::size_t> pool_offers;
-    for (std::size_t i = 0; i < offers; ++i)
+    std::vector<Candidate> pool;
+    std::vector<std::size_t> pool_offers;  // of each candidate in `pool`, its index in hosts_
+    for (std::size_t i = 0; i < offer_count; ++i)
       if (first_offers.emplace(hosts_[i].offer.host, i).second) {
         pool_offers.push_back(i);
         pool.push_back({hosts_[i].offer.rollouts_per_s, hosts_[i].offer.all_usd_per_hour()});
@@ -163,7 +165,7 @@ class Market {
     result_.scenario = fmt::format(
         "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
         "${} in all{}",
-        offers, wanted_offers_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.times.broadcast),
+        offer_count, wanted_offers_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.times.broadcast),
         rules_.fleet.headroom, rules_.fleet.workers_max,
         rules_.fleet.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.fleet.usd_per_hour_max) : "any",
         rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any",
@@ -181,7 +183,7 @@ class Market {
     record_line("VIOLATED " + rule + ": " + text);
   }
 
-  // The learner's clock, which may be set or may stop while its machine sleeps.
+  // The learner's clock. It jumps when it is set, or when its machine wakes from sleep.
   TimePoint clock() const { return TimePoint(hours(10'000) + now_ + clock_skew_); }
 
   // ---- learner process ----
@@ -194,7 +196,7 @@ class Market {
     core_.emplace(rules_, offers, wanted_offers_);
     notify_core(fleet::SpendingMeasured{ledger_usd()});
     for (const auto& [ticket, row] : ledger_rows_) {
-      if (row.ended_at || !learner_up_) continue;
+      if (row.ended_at || !learner_up_) continue;  // notify_core() may have killed the learner
       const Host& host = host_of(row.offer);
       FleetOffer offer = host.offer;
       offer.usd_per_hour = row.usd_per_hour - offer.traffic_usd_per_hour;
@@ -218,7 +220,7 @@ class Market {
       instance.watched = instance.has_left = instance.joined = instance.stop_requested = instance.drained = false;
       instance.drains_since.reset();
     }
-    down_until_ = now_ + random_time(seconds(5), seconds(40));
+    learner_down_until_ = now_ + random_time(seconds(5), seconds(40));
   }
 
   void notify_core(const FleetEvent& event) {
@@ -237,7 +239,7 @@ class Market {
       const bool dies_before = dies && chance(0.5);
       if (dies) ++result_.restarts_at[2 * kind + (dies_before ? 0 : 1)];
       if (dies_before) return kill_learner();
-      // A request on its way to the provider arrives whether or not its sender lives.
+      // An action takes effect even if the learner is killed just after it. Then only the answer is lost.
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
         on_book(*book, dies);
       } else {
@@ -270,11 +272,11 @@ class Market {
     const auto row = ledger_rows_.find(start.ticket);
     if (row == ledger_rows_.end() || row->second.ended_at)
       return report_violation("known", fmt::format("{} is started without a row", start.ticket));
-    if (!started_.insert(start.ticket).second)
+    if (!started_tickets_.insert(start.ticket).second)
       return report_violation("order", fmt::format("{} is started twice", start.ticket));
     const std::size_t index = index_of(start.offer);
     const double new_usd_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
-    if (rules_.fleet.usd_per_hour_max && new_usd_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
+    if (rules_.fleet.usd_per_hour_max && new_usd_per_hour > *rules_.fleet.usd_per_hour_max * kRoundingFactor)
       report_violation("budget",
                        fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, new_usd_per_hour));
     const Duration answered_at = now_ + random_time(seconds(0), seconds(15));
@@ -315,9 +317,9 @@ class Market {
   }
 
   void perform(const fleet::FindInstance& search) {
-    const bool answers = !is_outage() && !(is_trouble_phase() && chance(0.1));
-    record_line(fmt::format("look for {}{}", search.ticket, answers ? "" : ", in vain"));
-    if (answers) pending_searches_.push_back({now_ + random_time(seconds(1), seconds(10)), search.ticket});
+    const bool is_answered = !is_outage() && !(is_trouble_phase() && chance(0.1));
+    record_line(fmt::format("look for {}{}", search.ticket, is_answered ? "" : ", in vain"));
+    if (is_answered) pending_searches_.push_back({now_ + random_time(seconds(1), seconds(10)), search.ticket});
   }
 
   void perform(const fleet::BookEnd& end) {
@@ -370,7 +372,7 @@ class Market {
     Ticket ticket = 0;
     std::size_t host = 0;
   };
-  struct Answer {
+  struct Answer {  // reaches the learner at that time
     Duration at;
     FleetEvent event;
   };
@@ -479,9 +481,10 @@ class Market {
     }
   }
 
-  // ---- workers and the learner's steps: rollouts as a continuous amount ----
+  // ---- workers and the learner's steps; only numbers of rollouts are simulated ----
 
   void advance_workers() {
+    // Workers generate nothing while the stock suffices for two steps.
     const double free_rollouts = 2.0 * rules_.pace.rollouts_per_step - stock_rollouts_;
     double generated_rollouts = 0;
     for (auto& [ticket, instance] : instances_) {
@@ -499,14 +502,18 @@ class Market {
         notify_core(fleet::Joined{instance.worker, hosts_[instance.host].offer.id});
         continue;
       }
-      if (free_rollouts <= 0) continue;
+      if (free_rollouts <= 0) {
+        notify_core(fleet::Heartbeat{
+            .worker = instance.worker, .turned_away = true, .without_work_s = echoline::seconds(kTickInterval)});
+        continue;
+      }
       instance.unsent_rollouts += true_rate(instance) * echoline::seconds(kTickInterval);
-      const double groups = std::floor(instance.unsent_rollouts / rules_.group_size) * rules_.group_size;
-      instance.unsent_rollouts -= groups;
-      generated_rollouts += groups;
-      if (groups > 0)
-        notify_core(
-            fleet::Heartbeat{instance.worker, groups, groups / true_rate(instance) * random_between(0.99, 1.01)});
+      const double sent_rollouts = std::floor(instance.unsent_rollouts / rules_.group_size) * rules_.group_size;
+      instance.unsent_rollouts -= sent_rollouts;
+      generated_rollouts += sent_rollouts;
+      if (sent_rollouts > 0)
+        notify_core(fleet::Heartbeat{instance.worker, sent_rollouts,
+                                     sent_rollouts / true_rate(instance) * random_between(0.99, 1.01)});
       else
         notify_core(fleet::Heartbeat{instance.worker, 0, 0});
     }
@@ -584,8 +591,8 @@ class Market {
       spent_usd_ += usd;
       spent_usd_by_ticket_[ticket] += usd;
       // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
-      const auto asked = stop_requested_at_.find(ticket);
-      if (asked != stop_requested_at_.end() && now_ - asked->second > rules::kReserveTime) unavoidable_usd_ += usd;
+      const auto request = stop_requested_at_.find(ticket);
+      if (request != stop_requested_at_.end() && now_ - request->second > rules::kReserveTime) unavoidable_usd_ += usd;
     }
     if (rules_.fleet.usd_max && spent_usd_ - unavoidable_usd_ > *rules_.fleet.usd_max && !overspending_reported_) {
       overspending_reported_ = true;
@@ -595,7 +602,7 @@ class Market {
     core_->check();
     const FleetStatus numbers = core_->numbers();
     result_.closed = numbers.money_spent;
-    if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
+    if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * kRoundingFactor &&
         now_ - price_rose_at_ > kPriceReactionTime)
       report_violation("budget", fmt::format("${:.4f} an hour", rented_usd_per_hour()));
     double rented_rate = 0, largest_rate = 0;
@@ -609,11 +616,14 @@ class Market {
                                              numbers.target_rollouts_per_s));
     if (without_trouble_ && result_.rentals > wanted_offers_.size())
       report_violation("enough", "more machines are rented than planned");
+    // Capacity is restored if the learner hardly waits, or if the machines' true rate reaches the target within the
+    // fleet core's dead band.
     const bool restored_now =
         now_ >= kTroubleTime &&
         (numbers.idle_fraction < rules::kIdleShareMin ||
          true_working_rate() >= numbers.target_rollouts_per_s * (1 - rules::kDeadband) / kRateErrorMax);
     result_.restored = result_.restored || restored_now;
+    // From kBootMax after the trouble on, exhaustion counts for good, even if offers become available again.
     result_.exhausted = numbers.exhausted || (result_.exhausted && now_ > kTroubleTime + kBootMax);
     const Duration deadline_from = std::max<Duration>(kTroubleTime, last_deceiver_detected_at_);
     if (now_ > deadline_from + kRestorationTimeMax && awaits_restoration()) {
@@ -638,7 +648,7 @@ class Market {
   }
 
   void run_tick() {
-    if (!learner_up_ && now_ >= down_until_) start_learner();
+    if (!learner_up_ && now_ >= learner_down_until_) start_learner();
     inject_trouble();
     advance_provider();
     advance_workers();
@@ -690,12 +700,12 @@ class Market {
   double crash_probability_ = 0;
   Duration true_step_time_{};
 
-  Duration now_{}, clock_skew_{}, down_until_{}, outage_until_{-hours(1)}, price_rose_at_{-hours(1)},
+  Duration now_{}, clock_skew_{}, learner_down_until_{}, outage_until_{-hours(1)}, price_rose_at_{-hours(1)},
       spent_reported_at_{};
   bool learner_up_ = false, overspending_reported_ = false, slow_restoration_reported_ = false;
   std::optional<FleetCore> core_;
   std::map<Ticket, RentalRow> ledger_rows_;
-  std::set<Ticket> started_;
+  std::set<Ticket> started_tickets_;
   std::map<Ticket, Instance> instances_;
   std::vector<PendingCall> pending_starts_, pending_stops_, pending_searches_;
   std::vector<Answer> answers_;

@@ -49,7 +49,7 @@ class PublishedContent {
 };
 
 // `published_content` must outlive it. A signature is checked by signing again with the run's key, which is faster and
-// exact because Ed25519 is deterministic. For one thread.
+// exact because Ed25519 is deterministic. Not thread-safe.
 class CachingChecker final : public overlay::SignatureChecker {
  public:
   CachingChecker(std::string run_id, overlay::trust::SigningKey run_key, const PublishedContent& published_content)

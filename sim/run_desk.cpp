@@ -37,7 +37,7 @@ std::uint64_t RunDesk::groups_left_of_share(WorkerId worker) const {
 }
 
 std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest,
-                                      double now_s) {
+                                      double free_share, double now_s) {
   std::uint64_t& leased_groups = leased_since_batch_[worker];
   if (options_.equal_shares) groups_max = std::min(groups_max, groups_left_of_share(worker));
   const GrantRequest request{.worker = worker,
@@ -45,7 +45,8 @@ std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uin
                              .policy_digest = {},
                              .groups_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(groups_max, UINT32_MAX)),
                              .step_seconds = step_pace_.seconds(),
-                             .newest = newest};
+                             .newest = newest,
+                             .free_share = free_share};
   auto leases = core_.grant(request, step_, now_s);
   leased_groups += leases.size();
   return leases;

@@ -37,7 +37,10 @@ class RunDesk {
   explicit RunDesk(const DeskOptions& options);
 
   std::vector<replay_buffer::LiveLease> grant(WorkerId worker, Version version, std::uint64_t groups_max,
-                                              Version newest, double now_s);
+                                              Version newest, double free_share, double now_s);
+  double take_seconds_without_work(WorkerId worker, double now_s) {
+    return core_.take_seconds_without_work(worker, now_s);
+  }
   // Whether no worker can get work for a policy of this version now.
   bool has_no_work(Version version, double now_s) { return core_.has_no_room(version, step_, now_s); }
   // Submits the group of a lease. Returns the seconds for which the worker held leases that no earlier result covers.

@@ -83,8 +83,8 @@ void RunFleet::tick(double now_s) {
     answers_.pop();
     if (const auto* stopped = std::get_if<fleet::Stopped>(&event)) {
       const auto ticket = static_cast<std::size_t>(stopped->ticket);
-      if (!lost_at_provider_[ticket - 1]) {
-        lost_at_provider_[ticket - 1] = true;
+      if (!gone_at_provider_[ticket - 1]) {
+        gone_at_provider_[ticket - 1] = true;
         hooks_.on_returned(stopped->ticket);
       }
     }
@@ -134,7 +134,7 @@ void RunFleet::perform(const fleet::Book& book) {
   result_.machines.push_back(std::move(machine));
   offer_by_ticket_.push_back(index);
   is_paid_.push_back(true);
-  lost_at_provider_.push_back(false);
+  gone_at_provider_.push_back(false);
   rent_usd_per_hour_sum_ += rent_usd_per_hour_[index];
   carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(offer_by_ticket_.size())}, time_of(now_s_)));
 }
@@ -144,7 +144,7 @@ void RunFleet::perform(const fleet::Start& start) {
   const bool available = available_from_s_[index] <= now_s_ && !draws_.chance(scenario_.faults.refused);
   const double boot_s = draws_.lognormal(scenario_.boot_s);
   if (!available) {
-    lost_at_provider_[static_cast<std::size_t>(start.ticket) - 1] = true;
+    gone_at_provider_[static_cast<std::size_t>(start.ticket) - 1] = true;
     return answer(kAnswerSeconds, fleet::StartFailed{.ticket = start.ticket,
                                                      .why = "another customer rents it",
                                                      .retryable = available_from_s_[index] <= now_s_,
@@ -159,7 +159,7 @@ void RunFleet::perform(const fleet::Start& start) {
 void RunFleet::perform(const fleet::Stop& stop) { answer(kAnswerSeconds, fleet::Stopped{stop.ticket}); }
 
 void RunFleet::perform(const fleet::FindInstance& search) {
-  const bool exists = !lost_at_provider_[static_cast<std::size_t>(search.ticket) - 1];
+  const bool exists = !gone_at_provider_[static_cast<std::size_t>(search.ticket) - 1];
   answer(
       kAnswerSeconds,
       fleet::Found{.ticket = search.ticket,
@@ -183,7 +183,7 @@ void RunFleet::perform(const fleet::BookEnd& end) {
   }
   result_.machine_hours += (machine.paid_to_s - machine.paid_from_s) / 3600;
   const std::size_t index = offer_of(end.ticket);
-  if (available_from_s_[index] == kNeverS) available_from_s_[index] = now_s_;
+  if (available_from_s_[index] == kNeverS) available_from_s_[index] = now_s_;  // it was not lost: offered again at once
 }
 
 void RunFleet::perform(const fleet::Drain& drain) { hooks_.on_drain(drain.worker); }
@@ -197,8 +197,8 @@ void RunFleet::perform(const fleet::Note& note) {
 }
 
 void RunFleet::lose_machine(Ticket ticket, bool outbid, double now_s) {
-  if (lost_at_provider_[static_cast<std::size_t>(ticket) - 1]) return;
-  lost_at_provider_[static_cast<std::size_t>(ticket) - 1] = true;
+  if (gone_at_provider_[static_cast<std::size_t>(ticket) - 1]) return;
+  gone_at_provider_[static_cast<std::size_t>(ticket) - 1] = true;
   available_from_s_[offer_of(ticket)] = now_s + seconds(scenario_.churn.returns_after);
   handle(fleet::Exited{ticket, outbid ? "outbid" : "the host is gone", outbid}, now_s);
 }

@@ -27,15 +27,15 @@ class RunFleet {
   // Rents nothing more and returns all machines.
   void close(const std::string& why, double now_s);
   provisioner::FleetStatus numbers() const { return core_->numbers(); }
-  bool empty() const { return core_->machines().empty(); }  // nothing is rented
-  // Total cost so far.
-  double usd(double now_s) const;
-  double usd_per_hour() const { return rent_usd_per_hour_sum_; }
+  bool empty() const { return core_->machines().empty(); }        // nothing is rented
+  double usd(double now_s) const;                                 // total cost so far, with the learner
+  double usd_per_hour() const { return rent_usd_per_hour_sum_; }  // of all machines, without the learner
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
   std::size_t offer_of(provisioner::Ticket ticket) const {
     return offer_by_ticket_[static_cast<std::size_t>(ticket) - 1];
   }
-  // Reports that the machine was taken away or has died.
+  // Reports to the fleet core that the machine has died, or was taken away because another customer offered more
+  // (`outbid`).
   void lose_machine(provisioner::Ticket ticket, bool outbid, double now_s);
   void record_traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
 
@@ -67,7 +67,7 @@ class RunFleet {
   const RunScenario& scenario_;
   Hooks hooks_;
   RunResult& result_;
-  Draws draws_;
+  Draws draws_;                                         // refusals, boot times, machines that never join
   std::vector<provisioner::FleetOffer> listed_offers_;  // by offer index
   std::vector<double> rent_usd_per_hour_;               // true rent, by offer index
   std::vector<std::size_t> cheapest_first_;             // offer indices, cheapest per rollout first
@@ -75,7 +75,7 @@ class RunFleet {
   std::map<std::string, std::size_t, std::less<>> index_by_id_;  // of offers
   std::optional<provisioner::FleetCore> core_;
   std::vector<std::size_t> offer_by_ticket_;      // by ticket
-  std::vector<bool> is_paid_, lost_at_provider_;  // by ticket: its rent is paid; its provider no longer has it
+  std::vector<bool> is_paid_, gone_at_provider_;  // by ticket: its rent is paid; its provider has no such machine
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
   double now_s_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost

@@ -8,6 +8,7 @@
 
 #include "provisioner/fleet_rules.hpp"
 #include "provisioner/offer_links.hpp"
+#include "sim/run_broadcast.hpp"
 
 namespace echoline::sim {
 namespace {
@@ -94,7 +95,8 @@ Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>
   plan.broadcast_time = assumed_time;
   plan.staleness_worst = scenario.request.staleness_worst ? scenario.request.staleness_worst(/*lag=*/1)
                                                           : scenario.request.staleness_budget;
-  if (plan.rollouts_per_s >= plan.target.provisioned_rollouts_per_s * (1 - 1e-9)) return plan;
+  constexpr double kRounding = 1e-9;
+  if (plan.rollouts_per_s >= plan.target.provisioned_rollouts_per_s * (1 - kRounding)) return plan;
   return fail(Code::kInfeasible, "plan", "at least {:.4g} rollouts/s are needed, and {} machines give {:.4g}",
               plan.target.provisioned_rollouts_per_s, wanted.size(), plan.rollouts_per_s);
 }
@@ -165,10 +167,10 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
   ECHO_TRY(check(scenario));
   RunStart start;
   std::vector<Offer> offers;
-  std::unordered_map<std::string_view, std::size_t> index;
+  std::unordered_map<std::string_view, std::size_t> index_by_id;  // of offers
   Draws random_prices(scenario.seed, kPriceStream);
   for (const RunOffer& run_offer : scenario.offers) {
-    if (!index.emplace(run_offer.offer.id, offers.size()).second)
+    if (!index_by_id.emplace(run_offer.offer.id, offers.size()).second)
       return fail(Code::kInvalid, kOperation, "offer '{}' occurs twice", run_offer.offer.id);
     offers.push_back(run_offer.offer);
     if (scenario.offer_choice == OfferChoice::kRandom) {  // only for the planner; the result has the real prices
@@ -183,7 +185,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
   auto plan = exceeds_planner ? plan_by_price(scenario, offers, start.wanted) : make_plan(scenario.request, offers);
   if (plan) {
     start.plan = std::move(*plan);
-    for (const PlanRow* row : start.plan.chosen()) start.wanted.push_back(index.at(row->offer.id));
+    for (const PlanRow* row : start.plan.chosen()) start.wanted.push_back(index_by_id.at(row->offer.id));
   } else {
     if (plan.error().code != Code::kInfeasible) return std::move(plan).error();
     start.plan_error = plan.error().message();

@@ -21,7 +21,8 @@ namespace echoline::sim {
 // with the old one before the new one is installed, or are given back.
 enum class OnNewPolicy { kContinue, kFinish, kAbort };
 enum class OfferChoice { kCheapest, kRandom };  // which offers are rented
-enum class LeaseShares { kBySpeed, kEqual };    // a worker's share of each batch
+enum class FleetSize { kByNeed, kPlanned };  // kPlanned: lost machines are replaced, and no other is rented or released
+enum class LeaseShares { kBySpeed, kEqual };  // a worker's share of each batch
 enum class PublicationForm { kDelta, kSnapshot };
 // A group is leased only if its result will be fresh enough for training, or in any case.
 enum class LeaseRule { kInTime, kAnyAge };
@@ -94,6 +95,7 @@ struct RunScenario {
   std::optional<Bytes> snapshot_bytes;  // of a whole policy as it is sent; absent: as planned, request.full_bytes
   PublicationForm publication_form = PublicationForm::kDelta;
   OfferChoice offer_choice = OfferChoice::kCheapest;
+  FleetSize fleet_size = FleetSize::kByNeed;
   LeaseShares lease_shares = LeaseShares::kBySpeed;
   LeaseRule lease_rule = LeaseRule::kInTime;
 

@@ -22,7 +22,7 @@ using State = WorkerState;
 constexpr double kNeverS = 1e18;  // after all events
 // Ticks call the fleet core and the desk. Their interval is one second per this many machines: 5 s for 10,000.
 constexpr std::size_t kMachinesPerTickSecond = 2000;
-constexpr std::size_t kCheckedWorkersMax = 256;  // in a larger fleet, ticks do not check the invariants
+constexpr std::size_t kCheckedWorkersMax = 256;  // with more workers, lost ones included, ticks check no invariants
 constexpr double kGroupsHeldMax = 1024;          // per worker, by RunScenario::work_ahead
 constexpr std::uint64_t kLengthStream = 31, kMachineStream = 32;  // random streams of the seed
 constexpr std::size_t kAwaitingLongestMax = 64;    // per worker: groups that lack only their longest response
@@ -30,8 +30,7 @@ constexpr double kNoWorkersSecondsMax = 6 * 3600;  // without a working worker; 
 constexpr double kWaitSecondsMax = 24 * 3600, kWaitStepsMax = 100;  // for one batch; the longer time holds
 constexpr std::size_t kWorkersMax = 2'000'000;                      // in a run, lost ones included
 
-// Kinds of events.
-enum Kind : std::uint32_t {
+enum EventKind : std::uint32_t {
   kTick,
   kJoins,          // a machine has booted and its worker joins
   kPartArrives,    // a part of a newcomer's first policy
@@ -183,11 +182,15 @@ class Simulation {
     return TimePoint(from_seconds(std::min(time_s, kTimeMaxS)));
   }
   // `detail`: a version, a lease, a generation number or an index, by the kind.
-  void push(double at_s, Kind kind, std::size_t worker, std::uint64_t detail = 0) {
+  void push(double at_s, EventKind kind, std::size_t worker, std::uint64_t detail = 0) {
     if (at_s < kNeverS) queue_.push(time_of(std::max(at_s, now_)), kind, static_cast<std::uint32_t>(worker), detail, 0);
   }
   static WorkerId id_of(std::size_t worker_index) { return RunWorkers::id_of(worker_index); }
-  void notify_fleet(const FleetEvent& event) { fleet_->handle(event, now_); }
+  void notify_fleet(const FleetEvent& event) {
+    // A fleet core that never hears of the learner's waiting keeps the planned size.
+    if (scenario_.fleet_size == FleetSize::kPlanned && std::holds_alternative<fleet::LearnerWaiting>(event)) return;
+    fleet_->handle(event, now_);
+  }
   Receiver receiver(std::size_t worker_index) const {
     Receiver current = receiver_of(scenario_, scenario_.offers[workers_[worker_index].offer], id_of(worker_index));
     current.up.bits_per_s *= workers_[worker_index].link_rate_fraction;
@@ -198,7 +201,7 @@ class Simulation {
   Status handle(const Event& event) {
     const std::size_t worker_index = event.host;
     const std::uint64_t detail = event.detail;
-    switch (static_cast<Kind>(event.kind)) {
+    switch (static_cast<EventKind>(event.kind)) {
       case kTick:
         return tick();
       case kJoins:
@@ -277,7 +280,7 @@ class Simulation {
     workers_.set_state(worker_index, State::kSyncing);
     worker.joined_s = now_;
     broadcast_.add(receiver(worker_index));
-    fleet_->machine(worker.ticket).worker = worker_index + 1;
+    fleet_->machine(worker.ticket).worker = id_of(worker_index).value;
     notify_fleet(fleet::Joined{id_of(worker_index), scenario_.offers[worker.offer].offer.id});
     const RunChurn& churn = scenario_.churn;
     if (churn.per_hour > 0) {
@@ -333,6 +336,7 @@ class Simulation {
       broadcast_.remove(id_of(worker_index));
       for (auto it = awaited_quorums_.begin(); it != awaited_quorums_.end();) {
         const std::uint64_t version = it->first;
+        // A syncing worker's version is 0, although it has not installed that yet.
         const bool was_awaited = worker.was_sent(version) && (worker.version < version || worker.is(State::kSyncing));
         if (was_awaited && it->second.targets > 0) --it->second.targets;
         it = was_awaited && quorum_reached(it->second) ? awaited_quorums_.erase(it) : std::next(it);
@@ -353,7 +357,7 @@ class Simulation {
 
   void on_loss_announced(std::size_t worker_index) {
     if (workers_[worker_index].is_dead() || steps_.is(LearnerPhase::kOver)) return;
-    notify_fleet(fleet::Ending{workers_[worker_index].ticket, "it will be taken back", true});
+    notify_fleet(fleet::Ending{workers_[worker_index].ticket, "it will be taken back", /*outbid=*/true});
   }
   void kill_worker(std::size_t worker_index) {
     if (workers_[worker_index].is_dead()) return;
@@ -362,7 +366,7 @@ class Simulation {
   }
   void on_loss_noticed(std::size_t worker_index) {
     desk_.on_worker_lost(id_of(worker_index), now_);
-    fleet_->lose_machine(workers_[worker_index].ticket, true, now_);
+    fleet_->lose_machine(workers_[worker_index].ticket, /*outbid=*/true, now_);
     workers_.forget(workers_[worker_index].ticket);
   }
   void hang_worker(std::size_t worker_index) {
@@ -682,8 +686,9 @@ class Simulation {
     if (!worker.is(State::kWorking) || worker.drain != SimWorker::Drain::kNo) return false;
     if (worker.installing || worker.install_is_pending) return false;
     if (worker.queue.size() >= groups_max || worker.groups_awaiting_longest >= kAwaitingLongestMax) return false;
+    // A worker generates its groups one after another, so one group keeps it busy.
     const auto leases = desk_.grant(id_of(worker_index), Version{worker.version}, groups_max - worker.queue.size(),
-                                    Version{outbox_.newest_sent}, now_);
+                                    Version{outbox_.newest_sent}, /*free_share=*/worker.queue.empty() ? 1 : 0, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw_work(lease));
     if (!leases.empty()) workers_.leave_idle_queue(worker_index);  // and perhaps enters it again at the end
     if (worker.queue.size() < groups_max) workers_.enter_idle_queue(worker_index);
@@ -707,9 +712,9 @@ class Simulation {
   // Serves the worker that has waited longest first.
   void request_work_for_idle() {
     if (workers_.idle().empty() || desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
-    std::vector<std::size_t> order;
-    for (const auto& [place, worker_index] : workers_.idle()) order.push_back(worker_index);
-    for (const std::size_t worker_index : order) {
+    std::vector<std::size_t> longest_wait_first;  // a copy, because request_work() changes idle()
+    for (const auto& [place, worker_index] : workers_.idle()) longest_wait_first.push_back(worker_index);
+    for (const std::size_t worker_index : longest_wait_first) {
       if (desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
       if (!desk_.has_no_work(Version{workers_[worker_index].version}, now_)) request_work(worker_index);
     }
@@ -763,8 +768,13 @@ class Simulation {
     const auto lease_seconds = desk_.submit(lease, group, now_);
     if (lease_seconds) {
       fleet_->machine(worker.ticket).rollouts += scenario_.pacing.group_size;
-      notify_fleet(
-          fleet::Heartbeat{id_of(worker_index), static_cast<double>(scenario_.pacing.group_size), *lease_seconds});
+      // As learner/worker_meter: the worker's own report, and at least half of the time in which it held leases.
+      const double busy_s = worker.busy_seconds(now_);
+      const double reported_s = busy_s - std::exchange(worker.reported_busy_s, busy_s);
+      notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
+                                    .rollouts = static_cast<double>(scenario_.pacing.group_size),
+                                    .busy_s = std::max(reported_s, *lease_seconds / 2),
+                                    .without_work_s = desk_.take_seconds_without_work(id_of(worker_index), now_)});
     }
     report_if_drained(worker_index);
     try_step();
@@ -811,13 +821,13 @@ class Simulation {
     steps_.set_phase(LearnerPhase::kWaiting);
     desk_.on_trained_batch(std::exchange(steps_.batch, {}), now_);
     steps_.wait_began_s = now_;
-    notify_fleet(fleet::StepMeasured{from_seconds(steps_.row.train_s)});
-    // Workers that wait although they hold nothing show the fleet core that it has more capacity than work.
-    if (desk_.has_no_work(Version{outbox_.newest_sent}, now_))
-      for (const auto& [place, worker_index] : workers_.idle())
-        if (!workers_[worker_index].holds_work())
-          notify_fleet(
-              fleet::Heartbeat{.worker = id_of(worker_index), .rollouts = 0, .busy_s = 0, .turned_away = true});
+    notify_fleet(fleet::StepMeasured{from_seconds(steps_.row.train_s), *scenario_.pacing.steps_total - desk_.step()});
+    // Workers that wait for work show the fleet core that it has more capacity than work.
+    const bool has_no_work = desk_.has_no_work(Version{outbox_.newest_sent}, now_);
+    for (const auto& [place, worker_index] : workers_.idle())
+      notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
+                                    .turned_away = has_no_work && !workers_[worker_index].holds_work(),
+                                    .without_work_s = desk_.take_seconds_without_work(id_of(worker_index), now_)});
     while (!measured_broadcasts_.empty()) {
       notify_fleet(fleet::BroadcastMeasured{.broadcast_time = measured_broadcasts_.front().first,
                                             .payload = measured_broadcasts_.front().second,
@@ -895,7 +905,7 @@ class Simulation {
   Outbox outbox_;
   CapacityWatch capacity_;
   std::deque<WorkerId> drained_;        // workers whose end of work is not yet reported to the fleet
-  std::optional<double> idle_since_s_;  // no worker works and the learner does not train
+  std::optional<double> idle_since_s_;  // since when no worker works and the learner does not train
   std::map<std::uint64_t, AwaitedQuorum> awaited_quorums_;      // by version
   std::deque<std::pair<Duration, Bytes>> measured_broadcasts_;  // not yet reported to the fleet
 };

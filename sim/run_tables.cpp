@@ -42,7 +42,7 @@ class Table {
   Table(std::string_view text, std::string_view name, std::string_view expected_row)
       : text_left_(text), name_(name), expected_row_(expected_row) {}
 
-  // The cells of the next row; absent at the end.
+  // The cells of the next row; absent at the end, or after too many problems.
   std::optional<std::vector<std::string_view>> next_row() {
     while (!text_left_.empty() && problem_count_ < kProblemsMax) {
       const std::size_t end = std::min(text_left_.find('\n'), text_left_.size());

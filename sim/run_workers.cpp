@@ -24,7 +24,7 @@ std::string_view to_string(WorkerState state) {
 
 void SimWorker::stop_generating(double now_s) {
   if (!generating) return;
-  busy_s += std::max(0.0, std::min(now_s, generation_ends_s) - generation_began_s);
+  busy_s = busy_seconds(now_s);
   generating = false;
 }
 

@@ -1,5 +1,6 @@
 // The workers of a simulated run: their states, current work, and the queue for work. Private to sim/.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -54,11 +55,11 @@ struct SimWorker {
   double generation_ends_s = 0, generation_began_s = 0;  // of the current work
   std::uint32_t generation_number = 0;  // number of the last kGenerated event; earlier ones that still come are ignored
   std::deque<Work> queue;               // the first is being generated
-  std::size_t groups_awaiting_longest = 0;      // groups that lack only their longest response
-  std::map<LeaseId, Work> awaiting_submission;  // such groups, without those that were given back
-  std::uint64_t idle_queue_place = 0;           // place in the queue for work; 0: not queued
-  double joined_s = 0, busy_s = 0;
-  double received_bytes = 0, forwarded_bytes = 0;  // of policies
+  std::size_t groups_awaiting_longest = 0;               // groups that lack only their longest response
+  std::map<LeaseId, Work> awaiting_submission;           // such groups, without those that were given back
+  std::uint64_t idle_queue_place = 0;                    // place in the queue for work; 0: not queued
+  double joined_s = 0, busy_s = 0, reported_busy_s = 0;  // reported_busy_s: the part that the learner knows
+  double received_bytes = 0, forwarded_bytes = 0;        // of policies
 
   bool is(WorkerState expected) const { return state == expected; }
   bool is_dead() const { return state == WorkerState::kDead; }
@@ -67,6 +68,10 @@ struct SimWorker {
     return publication >= sent_from_version || (publication == 0 && was_sent_version_0);
   }
   bool holds_work() const { return !queue.empty() || !awaiting_submission.empty(); }
+  // Seconds of generating until now.
+  double busy_seconds(double now_s) const {
+    return busy_s + (generating ? std::max(0.0, std::min(now_s, generation_ends_s) - generation_began_s) : 0);
+  }
   // Ends the current generation and adds its time to busy_s.
   void stop_generating(double now_s);
 };

@@ -29,6 +29,8 @@ constexpr double kPlannedTimeFactor = 2;
 constexpr Duration kAllowance = std::chrono::seconds(1);
 constexpr int kHeartbeatsAllowed = 4;
 constexpr int kAttemptsMax = 3, kAttemptsMaxWithMalice = 6;
+// How long the topology must have been unchanged before the first and before a further attempt, and the longest wait
+// for that.
 constexpr Duration kStableTime = std::chrono::seconds(3), kStableTimeOfRetry = std::chrono::seconds(15),
                    kStableWaitMax = std::chrono::seconds(120);
 
@@ -67,9 +69,9 @@ class SoakRun {
     if (scenario_.sleep_time > Duration{} && sleep_machines()) return;
     end_faults();
     if (scenario_.stream_time > Duration{} && publish_stream()) return;
-    const Duration interval = std::max(kCheckInterval, scenario_.fleet.learner.heartbeat / 4);
-    for (Duration waited{}; waited < scenario_.catch_up_time_max; waited += interval) {
-      if (advance(interval)) return;
+    const Duration check_interval = std::max(kCheckInterval, scenario_.fleet.learner.heartbeat / 4);
+    for (Duration waited{}; waited < scenario_.catch_up_time_max; waited += check_interval) {
+      if (advance(check_interval)) return;
       if (!final_is_published_) publish_final();
       if (final_is_published_ && !fleet_.is_publishing() && all_caught_up()) break;
     }
@@ -163,7 +165,7 @@ class SoakRun {
   }
 
   void publish(PublishSpec spec) {
-    if (!spec.base) spec.bytes = scenario_.fleet.learner.snapshot_bytes;  // the first complete version
+    if (!spec.base) spec.bytes = scenario_.fleet.learner.snapshot_bytes;  // without a base it is a full policy
     fleet_.publish(spec);
   }
 
@@ -290,8 +292,8 @@ class SoakRun {
     for (int attempt = 1;; ++attempt) {
       const TimePoint stable_deadline = world_.now() + kStableWaitMax;
       constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
-      for (std::uint64_t last = kUnknown; last != disturbances() && world_.now() < stable_deadline;) {
-        last = disturbances();
+      for (std::uint64_t before = kUnknown; before != disturbances() && world_.now() < stable_deadline;) {
+        before = disturbances();
         if (advance(attempt == 1 ? kStableTime : kStableTimeOfRetry)) return true;
       }
       if (!fleet_.learner() || fleet_.is_publishing()) return false;

@@ -41,8 +41,8 @@ struct SoakSummary {
   std::vector<SoakResult> failures;  // by seed
 };
 
-// Runs the seeds on several threads. `progress` is called after every seed, by one thread at a
-// time, with the number of completed seeds and the result; returning false stops the run.
+// Runs the seeds on several threads. After every seed, `progress` is called with the number of completed seeds and the
+// seed's result, by one thread at a time. If it returns false, no more seeds are started.
 SoakSummary run_soak(const SoakOptions& options, const std::function<bool(std::uint64_t, const SoakResult&)>& progress);
 
 }  // namespace echoline::sim

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::uint64_t kScenarioStream = 9;  // other parts of the simulation use other streams of the seed
 constexpr std::uint64_t kCorruptedPiecesMax = 8;
+constexpr double kSlowestWorkerBitsPerS = 4e6;  // the slowest uplink that make_worker() draws
 
 // Random values from one stream, in a fixed order.
 class Dice {
@@ -256,7 +257,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   if (dice.chance(0.2)) scenario.fleet.certificate_lifetime = dice.time(seconds(8), seconds(60));
   if (dice.chance(0.3)) scenario.fleet.message_interval = dice.time(milliseconds(200), seconds(1));
   LearnerOptions& learner = scenario.fleet.learner;
-  learner.chunk_bytes = 4096u << dice.below(5);
+  learner.chunk_bytes = 4096u << dice.below(5);                                         // 4 to 64 KiB
   scenario.workers_at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));  // 2 to 65, more often few
   const std::size_t late_workers = dice.chance(0.5) ? dice.below(1 + scenario.workers_at_start / 3) : 0;
   // A policy has tens of kB to some MB. The number of chunks times workers is limited, because a seed should take only
@@ -267,11 +268,12 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       static_cast<std::uint64_t>(dice.log_uniform(20'000, std::max(40'000.0, full_bytes_max)));
   randomize_learner(learner, dice, full_policy_bytes);
   const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
-  const double all_bits =
+  const double bits_for_all =  // a full policy for every worker
       8.0 * static_cast<double>(full_policy_bytes) * static_cast<double>(scenario.workers_at_start + late_workers);
   // A publication must not expire before the slowest topology has delivered it.
   if (learner.publication_lifetime < std::chrono::hours(1))
-    learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_policy_bytes * 8 / 4e6));
+    learner.publication_lifetime +=
+        from_seconds(2 * (bits_for_all / learner_up.bits_per_s + full_policy_bytes * 8 / kSlowestWorkerBitsPerS));
   const bool enrols = dice.chance(0.3);
   const double common_mbit = dice.chance(0.4) ? dice.log_uniform(8, 100) : 0, disk_share = dice.pick({0.0, 0.5, 1.0});
   for (std::size_t i = 0; i < scenario.workers_at_start + late_workers; ++i)
@@ -293,24 +295,24 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   Script script(scenario, dice);
   script.add_publications(publications, every, full_policy_bytes);
   for (std::size_t i = scenario.workers_at_start; i < scenario.workers.size(); ++i) script.add_join(i);
-  const double faults = dice.chance(0.15) ? 0 : 1;  // factor of all means; some fleets have no faults
-  script.repeat_about(faults * 2, [&] { script.add_kill(); });
-  script.repeat_about(faults * 1, [&] { script.add_simple(ScenarioEvent::Kind::kResetConnection); });
-  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kStopLinks, seconds(4)); });
-  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kPause, seconds(8)); });
-  if (faults > 0 && dice.chance(0.2)) script.add_lasting(ScenarioEvent::Kind::kLearnerPause, seconds(8));
-  script.repeat_about(faults * 1, [&] { script.add_partition(); });
-  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kDiskErrors, seconds(3)); });
-  if (faults > 0 && dice.chance(0.15)) script.add_lasting(ScenarioEvent::Kind::kLearnerDiskErrors, seconds(3));
-  if (faults > 0 && dice.chance(0.25)) script.add_simple(ScenarioEvent::Kind::kDrain);
-  if (faults > 0 && dice.chance(0.1)) script.add_simple(ScenarioEvent::Kind::kExpel);
-  if (faults > 0 && dice.chance(0.25)) script.add_learner_crash();
-  script.repeat_about(faults * 0.5, [&] { script.add_simple(ScenarioEvent::Kind::kChangeAddress); });
-  script.repeat_about(faults * 0.5, [&] { script.add_lasting(ScenarioEvent::Kind::kNoFiles, seconds(4)); });
-  if (faults > 0 && dice.chance(0.1)) script.add_lasting(ScenarioEvent::Kind::kLearnerNoFiles, seconds(3));
-  if (disk_share > 0) script.repeat_about(faults * 1, [&] { script.add_disk_corruption(); });
-  if (faults > 0 && dice.chance(0.1)) script.add_clock_step(ScenarioEvent::Kind::kClockStep);
-  if (faults > 0 && dice.chance(0.05)) script.add_clock_step(ScenarioEvent::Kind::kLearnerClockStep);
+  const double fault_factor = dice.chance(0.15) ? 0 : 1;  // factor of all means; some fleets have no faults
+  script.repeat_about(fault_factor * 2, [&] { script.add_kill(); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_simple(ScenarioEvent::Kind::kResetConnection); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kStopLinks, seconds(4)); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kPause, seconds(8)); });
+  if (fault_factor > 0 && dice.chance(0.2)) script.add_lasting(ScenarioEvent::Kind::kLearnerPause, seconds(8));
+  script.repeat_about(fault_factor * 1, [&] { script.add_partition(); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kDiskErrors, seconds(3)); });
+  if (fault_factor > 0 && dice.chance(0.15)) script.add_lasting(ScenarioEvent::Kind::kLearnerDiskErrors, seconds(3));
+  if (fault_factor > 0 && dice.chance(0.25)) script.add_simple(ScenarioEvent::Kind::kDrain);
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_simple(ScenarioEvent::Kind::kExpel);
+  if (fault_factor > 0 && dice.chance(0.25)) script.add_learner_crash();
+  script.repeat_about(fault_factor * 0.5, [&] { script.add_simple(ScenarioEvent::Kind::kChangeAddress); });
+  script.repeat_about(fault_factor * 0.5, [&] { script.add_lasting(ScenarioEvent::Kind::kNoFiles, seconds(4)); });
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_lasting(ScenarioEvent::Kind::kLearnerNoFiles, seconds(3));
+  if (disk_share > 0) script.repeat_about(fault_factor * 1, [&] { script.add_disk_corruption(); });
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_clock_step(ScenarioEvent::Kind::kClockStep);
+  if (fault_factor > 0 && dice.chance(0.05)) script.add_clock_step(ScenarioEvent::Kind::kLearnerClockStep);
   script.sort();
   if (dice.chance(0.1)) {
     scenario.intruder = dice.time(milliseconds(100), milliseconds(500));
@@ -343,14 +345,15 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     scenario.delivery_time_max = seconds(45);
     // A star may first have to send a full policy to every worker.
     if (learner.policy == chains::TopologyPolicy::kStar)
-      scenario.delivery_time_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
+      scenario.delivery_time_max += from_seconds(2 * bits_for_all / learner_up.bits_per_s);
     scenario.stream_time = scenario.delivery_time_max + seconds(30);
     scenario.stream_interval = dice.time(milliseconds(300), seconds(3));
     // The bytes that a star, or a chain of the slowest workers, carries in a quarter of that time.
-    const double rate = std::min(learner_up.bits_per_s / static_cast<double>(scenario.workers.size()), 4e6);
+    const double bits_per_s =
+        std::min(learner_up.bits_per_s / static_cast<double>(scenario.workers.size()), kSlowestWorkerBitsPerS);
     scenario.stream_bytes =
         1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_policy_bytes / 4,
-                      static_cast<std::uint64_t>(echoline::seconds(scenario.stream_interval) * rate / 32)});
+                      static_cast<std::uint64_t>(echoline::seconds(scenario.stream_interval) * bits_per_s / 8 / 4)});
   }
   for (WorkerOptions& worker : scenario.workers)
     if (worker.malice.any() && dice.chance(0.3)) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kWorldRandomStream = 1;                // differs from the streams of disks and fleet
 constexpr std::uint16_t kPort = 7070;                          // of every host
-constexpr std::uint64_t kRetransmissionMaxNs = 1'000'000'000;  // from the end of a partition
+constexpr std::uint64_t kRetransmissionMaxNs = 1'000'000'000;  // longest time from a partition's end to the next one
 
 }  // namespace
 
@@ -27,7 +27,7 @@ HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_
   host->region = region;
   host->unix_origin_s = options_.unix_origin_s + seconds(clock_skew);
   host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), kPort};
-  addresses_[host->endpoint.host] = i;
+  host_by_address_[host->endpoint.host] = i;
   hosts_.push_back(std::move(host));
   return HostId{i};
 }
@@ -56,7 +56,7 @@ void World::stop(HostId id) {
   if (!host.process) return;
   hash_event(kHashStop, id.value, 0);
   trace_line("host {} stops", id);
-  for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
+  for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);  // a copy: close() erases
   host.disk.complete_all(now_);
   host.certificate.clear();
   host.process.reset();
@@ -73,24 +73,24 @@ void World::kill(HostId id, Death death) {
     self.state = End::State::kClosed;
     self.vanished = !crash;
     self.outbound.clear();
-    Fifo<Transfer>& outgoing = end(other(side)).inbound;
+    Fifo<Transfer>& outgoing = end(peer_side(side)).inbound;
     // Data that has not left the uplink is lost.
     while (!outgoing.empty() && outgoing.back().sent_at > now_) {
       Transfer& unsent = outgoing.back();
       // The first unsent transfer may have left in part.
       if (outgoing.size() == 1 || outgoing[outgoing.size() - 2].sent_at <= now_) {
         const std::size_t sent_bytes = unsent.size() ? random_.below(unsent.size()) : 0;
-        const std::size_t from_head = std::min(sent_bytes, unsent.head.size());
+        const std::size_t sent_head_bytes = std::min(sent_bytes, unsent.head.size());
         if (sent_bytes > 0 && unsent.ending == Transfer::Ending::kNone) {
-          unsent.head = unsent.head.part(0, from_head);
-          unsent.tail = sent_bytes > from_head ? unsent.tail.part(0, sent_bytes - from_head) : Slice();
+          unsent.head = unsent.head.part(0, sent_head_bytes);
+          unsent.tail = sent_bytes > sent_head_bytes ? unsent.tail.part(0, sent_bytes - sent_head_bytes) : Slice();
           unsent.sent_at = now_;
           break;
         }
       }
       outgoing.pop_back();
     }
-    End& peer = end(other(side));
+    End& peer = end(peer_side(side));
     peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
     peer.arrived_transfers = std::min(peer.arrived_transfers, peer.inbound.size());
     if (crash && peer.state != End::State::kClosed) queue_transfer(side, Transfer::of_ending(Transfer::Ending::kReset));
@@ -164,8 +164,8 @@ void World::end_partition(std::uint64_t number) {
   for (const auto& connection : connections_)
     for (const std::size_t end_index : {0, 1}) {
       const Side side{connection.get(), end_index};
-      End &self = end(side), &peer = end(other(side));
-      if (!connection->used || is_partitioned(peer.host, self.host)) continue;
+      End &self = end(side), &peer = end(peer_side(side));
+      if (!connection->in_use || is_partitioned(peer.host, self.host)) continue;
       if (self.parked_transfers == 0 && self.unacknowledged_bytes == 0) continue;
       // TCP uses the healed path from its next retransmission on.
       const TimePoint retransmitted_at =
@@ -191,7 +191,7 @@ bool World::reset_random_connection(HostId id) {
 void World::reset_all_connections(HostId id) {
   Host& host = *hosts_[id.value];
   for (const auto& [conn, side] : std::map(host.connections)) {
-    if (!host.process || !find(id.value, conn) || end(side).state != End::State::kOpen) continue;
+    if (!host.process || !find_side(id.value, conn) || end(side).state != End::State::kOpen) continue;
     trace_line("host {} loses connection {}", id, conn);
     break_connection(side, "connection reset by the network");
   }
@@ -199,22 +199,23 @@ void World::reset_all_connections(HostId id) {
 
 void World::change_address(HostId id) {
   Host& host = *hosts_[id.value];
-  addresses_.erase(host.endpoint.host);
+  host_by_address_.erase(host.endpoint.host);
   ++address_changes_;
   host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (address_changes_ >> 16 & 15), address_changes_ >> 8 & 255,
                                    address_changes_ & 255);
-  addresses_[host.endpoint.host] = id.value;
+  host_by_address_[host.endpoint.host] = id.value;
   hash_event(kHashChangeAddress, id.value, address_changes_);
   trace_line("host {} is at {} from now on", id, host.endpoint.host);
   for (const auto& [conn, side] : std::map(host.connections)) {
-    if (!find(id.value, conn)) continue;  // its core has closed it meanwhile
-    End &self = end(side), &peer = end(other(side));
+    if (!find_side(id.value, conn)) continue;  // its core has closed it meanwhile
+    End &self = end(side), &peer = end(peer_side(side));
     if (self.state != End::State::kOpen) {
       break_connection(side, "the network has changed");
       continue;
     }
     self.outbound.clear();
-    while (peer.inbound.size() > peer.arrived_transfers) peer.inbound.pop_back();
+    while (peer.inbound.size() > peer.arrived_transfers)
+      peer.inbound.pop_back();  // data on its way to the peer is lost
     peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
     self.state = End::State::kClosed;
     host.connections.erase(conn);
@@ -241,17 +242,17 @@ void World::run_at(TimePoint time, std::function<void()> work) {
   push(std::max(time, now_), kScript, 0, script);
 }
 
-void World::push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t detail, std::uint64_t generation) {
+void World::push(TimePoint at, EventKind kind, std::uint64_t host, std::uint64_t detail, std::uint64_t generation) {
   queue_.push(at, kind, static_cast<std::uint32_t>(host), detail, generation);
 }
 
-void World::push(TimePoint at, Kind kind, const Side& side) {
+void World::push(TimePoint at, EventKind kind, const Side& side) {
   push(at, kind, end(side).host, side.connection->slot << 1 | side.end_index, side.connection->generation);
 }
 
 World::Side World::side_of(const Event& event) {
   Connection& connection = *connections_[event.detail >> 1];
-  if (!connection.used || connection.generation != event.generation) return {};
+  if (!connection.in_use || connection.generation != event.generation) return {};
   return {&connection, event.detail & 1};
 }
 
@@ -300,15 +301,15 @@ void World::handle(const Event& event) {
   switch (event.kind) {
     case kSent:
       ++end(side).unreported_sent;
-      return on_sent(side);
+      return report_sent_bytes(side);
     case kWake:
-      return on_sent(side);
+      return report_sent_bytes(side);
     case kFirstByte:
       return on_first_byte(side);
     case kArrives:
       return on_arrive(side);
     case kRead:
-      return read(side);
+      return read_arrived(side);
     case kSyn:
       return on_syn(side);
     case kConnected:
@@ -354,12 +355,12 @@ TimePoint World::region_link_passed_at(std::size_t from, std::size_t to, std::si
 
 void World::perform_actions(std::size_t host_index) {
   Host& host = *hosts_[host_index];
-  if (host.performs_actions) return;  // an outer call performs the new actions too
-  host.performs_actions = true;
+  if (host.performing_actions) return;  // an outer call performs the new actions too
+  host.performing_actions = true;
   Core* core = &host.process->core();
   for (auto actions = core->take_actions(); !actions.empty(); actions = core->take_actions())
     for (Action& action : actions) perform(host_index, std::move(action));
-  host.performs_actions = false;
+  host.performing_actions = false;
   arm_timer(host_index);
   if (observer_) observer_->on_step(HostId{host_index});
 }
@@ -389,7 +390,7 @@ void World::perform(std::size_t host_index, Action&& action) {
   if (const auto* dialling = std::get_if<act::Dial>(&action)) return dial(host_index, *dialling);
   if (const auto* closing = std::get_if<act::Close>(&action)) return close(host_index, closing->conn);
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
-    if (const Side side = find(host_index, admit->conn)) end(side).decoder.admit();
+    if (const Side side = find_side(host_index, admit->conn)) end(side).decoder.admit();
     return;
   }
   if (const auto* reading = std::get_if<act::SetReading>(&action)) return set_reading(host_index, *reading);

@@ -29,14 +29,14 @@ struct AccessLink {
 
 struct WorldOptions {
   std::uint64_t seed = 1;
-  // One-way delay between hosts whose regions do not define one. Up to `jitter` is added, without reordering a
-  // connection.
+  // One-way delay between hosts whose regions do not define one. Up to `jitter` is added at random. Data on one
+  // connection stays in order.
   Duration delay{}, jitter{};
   chains::Regions regions;  // all traffic between two regions shares one link, in order of arrival
   // Probability that a transfer, and its successors on the connection, are late by one or a few retransmission
   // timeouts: TCP shows the loss of a packet only as a delay.
   double stalled_transfer_share = 0;
-  double split_transfer_share = 0;  // share of the transfers that are read in two pieces
+  double split_transfer_share = 0;  // probability that a read takes only a part of what has arrived
   Duration dial_timeout = std::chrono::seconds(5);
   double unix_origin_s = 1.7e9;  // wall clock of a host without skew at TimePoint zero
 };
@@ -66,7 +66,7 @@ class Observer {
   // certificate.
   virtual void on_frame(HostId /*from*/, HostId /*to*/, std::optional<WorkerId> /*certified_id*/,
                         const overlay::Frame&) {}
-  // A core was called and its actions were performed.
+  // Called after a core was called and its actions were performed.
   virtual void on_step(HostId) {}
 };
 
@@ -135,18 +135,19 @@ class World {
   // Breaks one of the host's connections for both ends; false if it has none.
   bool reset_random_connection(HostId host);
   void reset_all_connections(HostId host);
-  // Gives the host another address, which ends its connections. The host notices that at once; its peers only receive
-  // nothing more.
+  // Gives the host another address, which ends its connections. The host's core is notified at once. Its peers get no
+  // notice: they only receive no more data.
   void change_address(HostId host);
   // Moves the host's wall clock by `shift`; a running process continues with its old clock.
   void step_clock(HostId host, Duration shift);
   // Limits the host's connections, both opened and accepted.
   void set_connections_max(HostId host, std::size_t connections_max);
-  // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.
+  // Flips one bit of the next message from `host` whose body (act::Send::tail) has at least `bytes_min` bytes.
   void corrupt_next(HostId host, std::size_t bytes_min);
 
   TimePoint now() const { return now_; }
-  // Runs events until `done()` is true after one, none is left, or time `until`. Returns whether `done()` was true.
+  // Runs events until `done()` is true after an event, no event is left, or the next event is later than `until`.
+  // Returns whether `done()` was true.
   bool run(TimePoint until, const std::function<bool()>& done);
   bool run(TimePoint until);
 
@@ -170,7 +171,7 @@ class World {
     std::vector<bool> from, to;
     bool one_way;
   };
-  enum Kind : std::uint32_t {
+  enum EventKind : std::uint32_t {
     kScript,     // a function given to run_at()
     kTimer,      // the core's deadline
     kUplink,     // the host's uplink is free
@@ -192,13 +193,13 @@ class World {
     explicit operator bool() const { return connection != nullptr; }
   };
 
-  void push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t detail = 0, std::uint64_t generation = 0);
-  void push(TimePoint at, Kind kind, const Side& side);
+  void push(TimePoint at, EventKind kind, std::uint64_t host, std::uint64_t detail = 0, std::uint64_t generation = 0);
+  void push(TimePoint at, EventKind kind, const Side& side);
   void handle(const Event& event);
   Side side_of(const Event& event);
-  Side find(std::size_t host, ConnId conn);
+  Side find_side(std::size_t host, ConnId conn);  // empty if the host has no such connection
   End& end(const Side& side);
-  static Side other(const Side& side) { return {side.connection, 1 - side.end_index}; }
+  static Side peer_side(const Side& side) { return {side.connection, 1 - side.end_index}; }
 
   void perform_actions(std::size_t host);
   void perform(std::size_t host, overlay::Action&& action);
@@ -217,10 +218,10 @@ class World {
   void queue_transfer(const Side& from, Transfer&& transfer);
   void start_transfer(const Side& from, Transfer&& transfer);
   void serve_uplink(std::size_t host);
-  void on_sent(const Side& side);
+  void report_sent_bytes(const Side& side);
   void on_first_byte(const Side& to);
   void on_arrive(const Side& to);
-  void read(Side to);
+  void read_arrived(Side to);
   bool decode_part(const Side& to, const overlay::Slice& slice, std::size_t begin, std::size_t end_byte);
   void close(std::size_t host, ConnId conn);
   void break_connection(const Side& side, std::string reason);
@@ -253,14 +254,14 @@ class World {
   EventQueue queue_;
   std::unordered_map<std::uint64_t, std::function<void()>> scripts_;
   std::vector<std::unique_ptr<Host>> hosts_;
-  std::unordered_map<std::string, std::size_t> addresses_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> region_link_free_at_;  // between regions
+  std::unordered_map<std::string, std::size_t> host_by_address_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> region_link_free_at_;  // by regions (from, to)
   std::uint64_t bytes_crossed_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;  // by slot
-  std::vector<std::size_t> free_slots_;
+  std::vector<std::size_t> free_slots_;                   // of connections_
   std::uint64_t address_changes_ = 0;
   std::vector<Partition> partitions_;
-  std::set<std::pair<std::uint64_t, std::uint64_t>> blocked_dials_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> blocked_dials_;  // hosts (from, to)
   Observer* observer_ = nullptr;
   std::function<void(const std::string&)> trace_sink_;
 };

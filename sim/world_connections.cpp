@@ -12,7 +12,7 @@ constexpr Duration kSynRetry = std::chrono::seconds(1);  // interval of the firs
 
 }  // namespace
 
-World::Side World::find(std::size_t host_index, ConnId conn) {
+World::Side World::find_side(std::size_t host_index, ConnId conn) {
   const auto it = hosts_[host_index]->connections.find(conn);
   return it == hosts_[host_index]->connections.end() ? Side{} : it->second;
 }
@@ -25,7 +25,7 @@ void World::dial(std::size_t host_index, const act::Dial& dial) {
   }
   Connection& connection = *connections_[free_slots_.back()];
   free_slots_.pop_back();
-  connection.used = true;
+  connection.in_use = true;
   connection.service = dial.service;
   connection.expected = dial.expected;
   connection.dialled = now_;
@@ -39,9 +39,9 @@ void World::dial(std::size_t host_index, const act::Dial& dial) {
   ECHO_CHECK(hosts_[host_index]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice",
              host_index, dial.conn);
   if (reached_limit) return fail_dial(side, "too many open files", now_);
-  const auto address = addresses_.find(dial.to.host);
-  if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
-  end(other(side)).host = address->second;
+  const auto address = host_by_address_.find(dial.to.host);
+  if (address == host_by_address_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
+  end(peer_side(side)).host = address->second;
   trace_line("host {} dials host {} (connection {})", host_index, address->second, dial.conn);
   push(now_ + delay_and_jitter(host_index, address->second), kSyn, side);
 }
@@ -54,7 +54,7 @@ void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
 // The first packet has reached the dialled host.
 void World::on_syn(const Side& dialler) {
   Connection& connection = *dialler.connection;
-  const std::size_t from = end(dialler).host, to = end(other(dialler)).host;
+  const std::size_t from = end(dialler).host, to = end(peer_side(dialler)).host;
   Host& server = *hosts_[to];
   const TimePoint deadline = connection.dialled + options_.dial_timeout;
   const TimePoint links_stopped_until = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
@@ -66,7 +66,7 @@ void World::on_syn(const Side& dialler) {
   if (server.behind_nat || blocked_dials_.contains({from, to}) || (!server.process && !server.has_power))
     return fail_dial(dialler, "connection timed out", deadline);
   if (!server.process) return fail_dial(dialler, "connection refused", now_ + delay(from, to));
-  end(other(dialler)).incarnation = server.incarnation;
+  end(peer_side(dialler)).incarnation = server.incarnation;
   // The TCP and TLS handshakes take two round trips. The first of the four delays has passed.
   push(now_ + 3 * delay(from, to), kConnected, dialler);
 }
@@ -74,7 +74,7 @@ void World::on_syn(const Side& dialler) {
 // The dialler has completed the handshake and knows its peer; the peer learns of the dialler a little later.
 void World::on_connected(const Side& dialler) {
   Connection& connection = *dialler.connection;
-  End &self = end(dialler), &peer = end(other(dialler));
+  End &self = end(dialler), &peer = end(peer_side(dialler));
   const Host& server = *hosts_[peer.host];
   if (!server.process || server.incarnation != peer.incarnation)
     return break_connection(dialler, "connection reset during the handshake");
@@ -103,12 +103,12 @@ void World::on_connected(const Side& dialler) {
 // The dialled end opens, after the dialling one. A worker's certificate is checked only here.
 void World::on_accept(const Side& dialler) {
   Connection& connection = *dialler.connection;
-  End &client = end(dialler), &self = end(other(dialler));
+  End &client = end(dialler), &self = end(peer_side(dialler));
   Host& server = *hosts_[self.host];
   const auto refuse = [&] {
     self.state = End::State::kClosed;
     if (client.state == End::State::kClosed) return free_connection(connection);
-    queue_transfer(other(dialler), Transfer::of_ending(Transfer::Ending::kReset));
+    queue_transfer(peer_side(dialler), Transfer::of_ending(Transfer::Ending::kReset));
   };
   if (!server.process || server.incarnation != self.incarnation) {
     if (server.has_power) return refuse();
@@ -131,11 +131,11 @@ void World::on_accept(const Side& dialler) {
   server.next_accepted_id += 2;
   self.state = End::State::kOpen;
   self.peer = identity.kind == PeerIdentity::Kind::kWorker ? std::optional(identity.worker) : std::nullopt;
-  server.connections.emplace(self.id, other(dialler));
+  server.connections.emplace(self.id, peer_side(dialler));
   trace_line("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
   server.process->core().on_accepted(self.id, {hosts_[client.host]->endpoint.host, identity}, now_);
   perform_actions(self.host);
-  if (self.arrived_transfers > 0) push(now_, kRead, other(dialler));
+  if (self.arrived_transfers > 0) push(now_, kRead, peer_side(dialler));
 }
 
 // Checks a certificate as the handshake does, at the run's time as the host `verifier` knows it. `ageless`: its dates
@@ -164,9 +164,9 @@ Result<PeerIdentity> World::verify_certificate(const std::string& certificate, s
 }
 
 void World::close(std::size_t host_index, ConnId conn) {
-  const Side side = find(host_index, conn);
+  const Side side = find_side(host_index, conn);
   if (!side) return;
-  End &self = end(side), &peer = end(other(side));
+  End &self = end(side), &peer = end(peer_side(side));
   hosts_[host_index]->connections.erase(conn);
   const bool opening = self.state == End::State::kOpening;
   self.state = End::State::kClosed;
@@ -177,7 +177,7 @@ void World::close(std::size_t host_index, ConnId conn) {
 
 // The connection broke: notifies this end's core; the peer will see a reset.
 void World::break_connection(const Side& side, std::string reason) {
-  End &self = end(side), &peer = end(other(side));
+  End &self = end(side), &peer = end(peer_side(side));
   const std::size_t host_index = self.host;
   const ConnId conn = self.id;
   hosts_[host_index]->connections.erase(conn);
@@ -194,8 +194,8 @@ void World::break_connection(const Side& side, std::string reason) {
 
 // Frees a connection that both ends have closed. Pending events see another generation and are ignored.
 void World::free_connection(Connection& connection) {
-  if (!connection.used) return;
-  connection.used = false;
+  if (!connection.in_use) return;
+  connection.in_use = false;
   ++connection.generation;
   connection.failure.clear();
   for (End& end_of_connection : connection.ends) end_of_connection = End{};

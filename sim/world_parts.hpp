@@ -48,10 +48,11 @@ struct World::End {
   std::optional<WorkerId> peer;  // the worker that the peer's certificate names
   State state = State::kNone;
   bool vanished = false;  // its machine lost power; the peer does not know that
-  bool reading = true;
+  bool reading = true;    // the host's core takes data from this connection
   overlay::FrameDecoder decoder;
 
-  // Transfers to this end, in order. Events mean "one more", so the order never changes.
+  // Transfers to this end, in order. An event kFirstByte or kArrives names no transfer: it is for the first one that
+  // has not had such an event. So transfers cannot overtake each other.
   Fifo<Transfer> inbound;
   std::size_t scheduled_transfers = 0;  // of inbound: the first byte has reached the downlink
   std::size_t arrived_transfers = 0;    // of inbound: arrived and not read
@@ -62,22 +63,21 @@ struct World::End {
 
   // Flow control: unread data of the peer fills the sockets' buffers. Bytes are reported to the core as taken only
   // while there is room.
-  std::size_t unread_bytes = 0;          // sent by this end
+  std::size_t unread_bytes = 0;          // sent by this end, not yet read by the peer
   std::size_t unacknowledged_bytes = 0;  // read by the peer, but the notice waits for a partition to heal
   Fifo<std::size_t> unreported;          // sizes of transfers sent by this end, not yet reported as taken
-  std::size_t unreported_sent = 0;       // how many of them have left the uplink
+  std::size_t unreported_sent = 0;       // how many of `unreported` have left the uplink
 };
 
 struct World::Connection {
   std::size_t slot = 0;
   std::uint64_t generation = 0;  // number of connections that had this slot before; old events do not match it
-  bool used = false;
+  bool in_use = false;
   overlay::act::Service service{};
   WorkerId expected;    // the worker that should answer; kLearnerId: the learner
   TimePoint dialled{};  // when the dial began
   std::string failure;  // why the dial fails
-  overlay::trust::PeerIdentity dialler;
-  End ends[2];  // the first one dialled
+  End ends[2];          // the first one dialled
 };
 
 struct World::Host {
@@ -97,7 +97,7 @@ struct World::Host {
   // Connections with data to send and their generations, in turn; those starting with little data have priority.
   Fifo<std::pair<Side, std::uint64_t>> priority_senders, senders;
   bool uplink_busy = false;
-  bool reading = true, performs_actions = false, behind_nat = false, has_power = true;
+  bool reading = true, performing_actions = false, behind_nat = false, has_power = true;
   std::uint64_t bytes_sent = 0;
   std::optional<std::size_t> corrupt_bytes_min;  // corrupt_next(): the next transfer of this size loses a bit
   std::size_t connections_max = std::numeric_limits<std::size_t>::max();

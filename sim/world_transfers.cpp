@@ -36,7 +36,7 @@ std::string describe(const Frame& frame) {
 
 void World::send(std::size_t host_index, act::Send&& message) {
   Host& host = *hosts_[host_index];
-  const Side side = find(host_index, message.conn);
+  const Side side = find_side(host_index, message.conn);
   if (!side || end(side).state != End::State::kOpen) return;
   std::size_t unreported_bytes = message.head.size() + message.tail.size();
   if (host.corrupt_bytes_min && message.tail.size() >= *host.corrupt_bytes_min) {
@@ -50,7 +50,7 @@ void World::send(std::size_t host_index, act::Send&& message) {
         side, {.head = std::move(message.head), .tail = std::move(message.tail), .reported_bytes = unreported_bytes});
   // The sending core learns only of the bytes it wrote, so they are reported with the first transfer.
   for (act::Send& out : host.rewriter->rewrite(std::move(message), now_)) {
-    const Side target = find(host_index, out.conn);  // the rewriter may send on other connections too
+    const Side target = find_side(host_index, out.conn);  // the rewriter may send on other connections too
     if (!target || end(target).state != End::State::kOpen) continue;
     const std::size_t reported_bytes = target.connection == side.connection ? std::exchange(unreported_bytes, 0) : 0;
     queue_transfer(target,
@@ -97,7 +97,7 @@ void World::serve_uplink(std::size_t host_index) {
 // Starts a transfer on the uplink. Its first byte reaches the receiver's downlink after the delay, and it arrives when
 // its last byte has passed both.
 void World::start_transfer(const Side& from, Transfer&& transfer) {
-  End &self = end(from), &peer = end(other(from));
+  End &self = end(from), &peer = end(peer_side(from));
   Host& host = *hosts_[self.host];
   const std::size_t bytes = transfer.size();
   host.bytes_sent += bytes;
@@ -121,22 +121,23 @@ void World::start_transfer(const Side& from, Transfer&& transfer) {
   const TimePoint arrives_at = transfer.arrives_at;  // `transfer` is moved away below
   peer.inbound.push(std::move(transfer));
   if (hosts_[peer.host]->link.down)
-    push(std::max(first_byte_at, now_), kFirstByte, other(from));
+    push(std::max(first_byte_at, now_), kFirstByte, peer_side(from));
   else
-    push(arrives_at, kArrives, other(from));
+    push(arrives_at, kArrives, peer_side(from));
 }
 
 // Reports sent bytes to the core while the sockets' buffers have room.
-void World::on_sent(const Side& side) {
+void World::report_sent_bytes(const Side& side) {
   const std::size_t host_index = end(side).host;
   Host& host = *hosts_[host_index];
   // The buffers hold twice the data in flight on the path, and at least kBufferBytesMin, as on a slow system.
   constexpr std::size_t kBufferBytesMin = 256 * 1024;
-  const double path_bytes = host.link.up ? host.link.up->bytes_per_s() *
-                                               seconds(2 * (delay(host_index, end(other(side)).host) + options_.jitter))
-                                         : 0;
+  const double path_bytes =
+      host.link.up
+          ? host.link.up->bytes_per_s() * seconds(2 * (delay(host_index, end(peer_side(side)).host) + options_.jitter))
+          : 0;
   const std::size_t buffer_bytes = std::max(kBufferBytesMin, static_cast<std::size_t>(2 * path_bytes));
-  while (host.process && side.connection->used) {
+  while (host.process && side.connection->in_use) {
     End& self = end(side);
     if (self.state != End::State::kOpen || self.unreported_sent == 0 || self.unreported.empty()) return;
     // A transfer larger than the buffer is taken when nothing else waits.
@@ -161,7 +162,7 @@ void World::on_first_byte(const Side& to) {
 }
 
 void World::on_arrive(const Side& to) {
-  End &self = end(to), &peer = end(other(to));
+  End &self = end(to), &peer = end(peer_side(to));
   if (self.arrived_transfers >= self.inbound.size()) return;  // its sender died meanwhile
   if (is_partitioned(peer.host, self.host)) {
     ++self.parked_transfers;
@@ -181,11 +182,11 @@ void World::on_arrive(const Side& to) {
     return;
   }
   ++self.arrived_transfers;
-  if (self.state == End::State::kOpen) read(to);
+  if (self.state == End::State::kOpen) read_arrived(to);
 }
 
 // Passes arrived transfers to the decoder and the core, until the core stops reading.
-void World::read(Side to) {
+void World::read_arrived(Side to) {
   const auto generation = to.connection->generation;
   const auto is_open = [&] { return to.connection->generation == generation && end(to).state == End::State::kOpen; };
   while (is_open() && end(to).arrived_transfers > 0 && end(to).reading && hosts_[end(to).host]->reading) {
@@ -210,12 +211,12 @@ void World::read(Side to) {
       if (self.scheduled_transfers > 0) --self.scheduled_transfers;
     }
     // Tells the sender that there is room again.
-    End& sender = end(other(to));
+    End& sender = end(peer_side(to));
     if (is_partitioned(host_index, sender.host)) {
       sender.unacknowledged_bytes += taken_bytes;
     } else {
       sender.unread_bytes -= std::min(sender.unread_bytes, taken_bytes);
-      if (sender.unreported_sent > 0) push(now_ + delay(host_index, sender.host), kWake, other(to));
+      if (sender.unreported_sent > 0) push(now_ + delay(host_index, sender.host), kWake, peer_side(to));
     }
     if (ending != Transfer::Ending::kNone) {
       if (ending == Transfer::Ending::kReset) sender.state = End::State::kClosed;
@@ -254,7 +255,7 @@ bool World::decode_part(const Side& to, const Slice& slice, std::size_t begin, s
     auto frame = decoder.take();
     if (!frame) continue;
     hash_event(kHashFrame, host_index, frame->body.size() ^ conn.value << 24);
-    const std::size_t from = end(other(to)).host;
+    const std::size_t from = end(peer_side(to)).host;
     if (trace_sink_) trace_line("host {} connection {} (host {}): {}", host_index, conn, from, describe(*frame));
     if (observer_) observer_->on_frame(HostId{from}, HostId{host_index}, end(to).peer, *frame);
     hosts_[host_index]->process->core().on_frame(conn, std::move(*frame), now_);
@@ -267,7 +268,7 @@ bool World::decode_part(const Side& to, const Slice& slice, std::size_t begin, s
 void World::set_reading(std::size_t host_index, const act::SetReading& reading) {
   Host& host = *hosts_[host_index];
   if (reading.conn) {
-    const Side side = find(host_index, *reading.conn);
+    const Side side = find_side(host_index, *reading.conn);
     if (!side) return;
     end(side).reading = reading.on;
     if (reading.on) push(now_, kRead, side);

@@ -21,7 +21,7 @@ constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kEngineSlice = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
 constexpr Duration kLeaveMax = std::chrono::seconds(10);          // most time to leave the overlay after a stop request
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
-// At most this many rollouts that wait for the environment's answer are not counted as work for the engine.
+// Rollouts that wait for the environment's answer do not count as work for the engine, up to this many.
 constexpr std::size_t kRolloutsInEnvironmentMax = 4096;
 
 // The run that a worker has joined.
@@ -165,6 +165,7 @@ class Agent {
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
+        // on_wait: reports during a long installation keep the connection and the leases alive.
         ECHO_ASSIGN(run_->engine, options_.make_engine(run_->task, {.stop = &stop_,
                                                                     .on_wait =
                                                                         [this] {

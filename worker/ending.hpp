@@ -25,7 +25,7 @@ class Ending {
     move_to(Stage::kEnded);
     reason_ = std::move(reason);
   }
-  // The worker's node has left the overlay. `cleanly`: it left by itself, or the run has ended; it did not lose its
+  // The worker's node has left the overlay. `cleanly`: on purpose, or because the run has ended; false: it lost its
   // learner.
   void on_disconnected(const std::string& reason, bool cleanly) {
     move_to(Stage::kEnded);

@@ -78,8 +78,9 @@ class Engine {
   virtual void decode_part(const overlay::PublicationPart&) {}
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // Sequences in progress continue under the new policy. kStale: the delta needs another base. kCorrupt: bytes or
-  // digest are wrong. kInvalid: it does not fit the model. On failure, the installed policy stays. If
-  // `publication.activate` is false, the engine may only prepare the policy as a base for later ones.
+  // digest are wrong. kInvalid: it does not fit the model. On failure, the installed policy stays, or version() is
+  // absent if the engine no longer holds it whole. If `publication.activate` is false, the engine may only prepare the
+  // policy as a base for later ones.
   virtual Status install(const overlay::Publication& publication) = 0;
   // Version and digest of the installed policy. The version is absent while there is none.
   virtual std::optional<Version> version() const = 0;

@@ -108,9 +108,9 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
                     .prompt = group.prompt,
                     .tokens_max = tokens_left(member),
                     .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
-  // The first turn's seed depends on run, lease and member. Each later turn has another seed. A side prompt is a
-  // question of the environment to the policy that is not part of the conversation.
+  // Each later turn has another seed, which also follows from run, lease and member.
   if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
+  // A side prompt is a question of the environment to the policy, apart from the conversation.
   if (member.side_prompt.empty()) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   } else {
@@ -166,7 +166,7 @@ void Groups::on_outcome(Outcome outcome) {
       is_first = answers->steps.empty();
       answers->steps.emplace_back(id, std::move(step));
     }
-    if (is_first && answers->wake) answers->wake();
+    if (is_first && answers->wake) answers->wake();  // once, until advance() has taken the answers
   };
   try {
     member.episode->step(std::move(text), on_answer);

@@ -42,7 +42,7 @@ class Inbox {
  public:
   static constexpr std::size_t kEventsMax = 4096;
 
-  // Callbacks for the node, which this inbox must outlive.
+  // Callbacks for the node. The inbox must outlive the node.
   overlay::WorkerEvents node_events();
   // Any thread. Beyond kEventsMax waiting events (generation has then hung for minutes), events are lost, and
   // check_overflow() returns an error.

@@ -7,8 +7,8 @@
 namespace echoline::worker {
 
 // Models groups that are generated one after another at the given speed. A result that is submitted late, because the
-// operating system woke this process late, does not delay the next ones. After this machine fell behind the speed, it
-// may exceed the speed, to catch up at most kCatchUpMax of a group's time.
+// operating system woke this process late, does not delay the next ones: the worker may then exceed the speed, and
+// catch up by at most kCatchUpMax of a group's time.
 class Pace {
  public:
   static constexpr double kCatchUpMax = 0.25;  // fraction of a group's time

@@ -23,8 +23,8 @@ class InstallationQueue {
     waiting_.push_back({std::move(publication), arrived});
   }
   bool empty() const { return waiting_.empty(); }
-  // Returns the oldest policy (there must be one). It is not to be activated if a newer one waits. Its installation
-  // lasts until on_installed() or on_failed().
+  // Returns the oldest policy (there must be one). Its `activate` is false if a newer one waits. Its installation lasts
+  // until on_installed() or on_failed().
   overlay::Publication begin_installation(TimePoint now) {
     ECHO_CHECK(installation_begun_ == kNever && !waiting_.empty(), "{} policies wait", waiting_.size());
     auto [publication, arrived] = std::move(waiting_.front());

@@ -1,5 +1,5 @@
-// The state that a worker reports: vitals with its heartbeats, and progress on its leases. No I/O but for memory use.
-// Private to worker/.
+// The reports of a worker: vitals with its heartbeats, and progress on its leases. No I/O except to read the memory
+// use. Private to worker/.
 #pragma once
 #include "base/process_memory.hpp"
 #include "data_plane/schema.pb.h"
@@ -37,8 +37,8 @@ class Vitals {
   void check() const { ECHO_CHECK(busy_time_ <= recorded_at_.time_since_epoch(), "more work than time"); }
 
  private:
-  TimePoint recorded_at_{};
-  bool has_work_ = false;  // at recorded_at_
+  TimePoint recorded_at_{};  // of the last call of record_work()
+  bool has_work_ = false;    // since recorded_at_
   Duration busy_time_{};
   std::uint64_t rollouts_generated_ = 0;
   ProcessMemory memory_;

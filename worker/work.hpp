@@ -19,7 +19,7 @@ class WorkQueue {
     schema::Submission submission;
   };
 
-  // Limit on the speed of generation; absent: results are due at once.
+  // `rollouts_per_s_max`: limit on the speed of generation; absent: results are due at once.
   explicit WorkQueue(std::optional<double> rollouts_per_s_max);
 
   void add_leases(schema::WorkGrant& grant);
@@ -38,7 +38,7 @@ class WorkQueue {
   // Drops all work, after the learner has taken its leases back.
   void clear();
   std::size_t rollouts() const { return rollouts_; }  // of leases and results
-  void check() const;
+  void check() const;                                 // aborts if the members disagree
 
  private:
   std::optional<Pace> pace_;

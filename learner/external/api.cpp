@@ -32,7 +32,7 @@ using nlohmann::json;
 constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
 constexpr double kWaitSecondsMax = 60, kLeaseSecondsDefault = 600, kLeaseSecondsMax = 86'400;
 constexpr std::size_t kCallsRemembered = 1024;
-constexpr int kTokenWords = 8;  // of 32 random bits
+constexpr int kTokenWords = 8;  // length of the token, in words of 32 random bits
 constexpr const char* kRequestId = "Idempotency-Key";
 constexpr const char* kJson = "application/json";
 constexpr const char* kBytes = "application/octet-stream";
@@ -122,7 +122,7 @@ struct Api::State {
         trainer_link(link),
         server({.idle_max = options.idle_max,
                 .stall_max = options.stall_max,
-                // two policies of the greatest size may arrive at once
+                // Two policies of the greatest size may arrive at once.
                 .receiving_max = {2 * options.body_max.count}}) {}
 
   Status listen() {
@@ -299,6 +299,8 @@ struct Api::State {
                  response.set_content(std::move(page->rows) + "\n", kJson);
                  return ok();
                }));
+    // A repeated request with the same id gets the same lease again. `calls` keeps only the lease, because the batch is
+    // too large to keep.
     server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {
                   ECHO_ASSIGN(const double wait_seconds, seconds_in(request, "wait_s", 0, kWaitSecondsMax));
                   ECHO_ASSIGN(const double lease_seconds,

@@ -22,14 +22,14 @@ struct ApiOptions {
   // Timeout of a call's body, and of its answer; a second more is allowed per 10 MB.
   Duration stall_max = std::chrono::seconds(60);
   nlohmann::json run_facts;  // the run's constant facts, for answers to /v1/status
-  // Reads the run's policy of `version`, checked so that workers can generate with it: from the bytes of a safetensors
-  // file, or from a path of a file or folder. Called on any thread.
+  // Reads the policy of `version` from the bytes of a safetensors file. Returns an error if workers could not generate
+  // with it. Called on any thread, as are the next two.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
-  // `strip_prefix` is removed from the tensors' names.
+  // The same from the path of a file or folder. `strip_prefix` is removed from the tensors' names.
   std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path,
                                           const std::string& strip_prefix)>
       read_policy;
-  // The same for a policy joined from the shards of several ranks.
+  // Checks a policy that was joined from the shards of several ranks, and returns it.
   std::function<Result<delta::OwnedState>(Version version, const delta::OwnedState& joined)> check_policy;
   // Returns the held-out problems, for a trainer that evaluates. Called on any thread.
   std::function<nlohmann::json()> held_out;

@@ -23,7 +23,7 @@ namespace {
 // fill it.
 constexpr std::uint64_t kUncountedBytes = 1 << 20;
 constexpr std::size_t kBufferBytes = 64 << 10;
-constexpr std::int64_t kPollMsMax = 1'000'000;  // fits into int; a longer wait polls again
+constexpr std::int64_t kPollMsMax = 1'000'000;  // fits into an int; a longer wait calls poll() again
 constexpr int kStatusTimeout = 408, kStatusBusy = 503;
 // A sending thread checks this often whether the server ends.
 constexpr Duration kEndPollInterval = std::chrono::milliseconds(200);
@@ -187,7 +187,8 @@ class HttpServer::Connection final : public httplib::Stream {
   std::size_t begin_ = 0, end_ = 0;  // the unread part of the buffer
   TimePoint began_at_{};             // start of the request, or of its answer
   bool is_answering_ = false, closes_after_answer_ = false;
-  std::uint64_t received_bytes_ = 0, sent_bytes_ = 0, counted_bytes_ = 0;
+  std::uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // of the request, and of its answer
+  std::uint64_t counted_bytes_ = 0;                    // this connection's part of HttpServer::receiving_
   std::optional<RequestFailure> request_failure_;
 };
 
@@ -212,6 +213,7 @@ void HttpServer::close_after_answer(httplib::Response& response) {
   if (thread_connection_) thread_connection_->close_after_answer();
 }
 
+// Serves one connection until it ends, on its own thread.
 bool HttpServer::process_and_close_socket(socket_t socket) {
   bool is_admitted = false;
   {

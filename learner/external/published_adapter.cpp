@@ -58,7 +58,7 @@ Result<delta::OwnedState> join_published(const delta::SharedState& base, delta::
   ECHO_ASSIGN(const delta::StateView joined, model::join_adapter(base->view(), parts.adapter, run_adapter));
   ECHO_TRY(model::check_finite(parts.adapter));
 
-  struct Owner {
+  struct Owner {  // keeps the memory of the joined policy
     delta::SharedState base;
     delta::OwnedState adapter;
   };
@@ -66,6 +66,7 @@ Result<delta::OwnedState> join_published(const delta::SharedState& base, delta::
   owner->base = base;
   ECHO_ASSIGN(delta::StateView layout, model::adapter_layout(base->view(), run_adapter));
   ECHO_ASSIGN(owner->adapter, delta::OwnedState::empty_like(layout));
+  // The policy's tensors are the adapter's, copied as bf16, and those of the base in the base's own memory.
   layout = joined;
   std::vector<std::span<std::byte>> memory;
   for (delta::TensorView& tensor : layout) {

@@ -11,10 +11,11 @@ constexpr std::uint64_t kRowsPerMark = 4096;  // a mark is the known place of a 
 
 }  // namespace
 
-RowPlace RowPages::mark_before(std::uint64_t rows) const {
+RowPlace RowPages::mark_before(std::uint64_t row) const {
   const std::lock_guard lock(mutex_);
-  const auto next_mark = std::upper_bound(marks_.begin(), marks_.end(), rows,
-                                          [](std::uint64_t row, const RowPlace& mark) { return row < *mark.row; });
+  const auto next_mark =
+      std::upper_bound(marks_.begin(), marks_.end(), row,
+                       [](std::uint64_t wanted_row, const RowPlace& mark) { return wanted_row < *mark.row; });
   return next_mark == marks_.begin() ? RowPlace{} : *std::prev(next_mark);
 }
 
@@ -23,9 +24,9 @@ void RowPages::add_mark(const RowPlace& place) {
   if (marks_.empty() || *marks_.back().row < *place.row) marks_.push_back(place);
 }
 
-Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t rows_max) {
-  ECHO_ASSIGN(RowFile file, RowFile::open(path_, mark_before(rows)));
-  while (*file.place().row < rows) {
+Result<RowPage> RowPages::after(std::uint64_t rows_before, std::uint64_t rows_max) {
+  ECHO_ASSIGN(RowFile file, RowFile::open(path_, mark_before(rows_before)));
+  while (*file.place().row < rows_before) {
     ECHO_ASSIGN(const auto skipped, file.next());
     if (!skipped) break;
     if (*file.place().row % kRowsPerMark == 0) add_mark(file.place());

@@ -26,13 +26,14 @@ class RowPages {
  public:
   explicit RowPages(std::filesystem::path path) : path_(std::move(path)) {}
 
-  // Rows from number `rows` on, at most `rows_max` and kPageRowsMax. kCorrupt, kIo, kNotFound: learner/row_file.hpp.
-  Result<RowPage> after(std::uint64_t rows, std::uint64_t rows_max);
+  // The rows after the first `rows_before`: at most `rows_max`, and at most one page. kCorrupt, kIo, kNotFound:
+  // learner/row_file.hpp.
+  Result<RowPage> after(std::uint64_t rows_before, std::uint64_t rows_max);
   // The last `rows_max` rows: at most kPageRowsMax, and at most one page, counted from the end.
   Result<RowPage> last(std::uint64_t rows_max);
 
  private:
-  RowPlace mark_before(std::uint64_t rows) const;  // the last known place at or before row `rows`
+  RowPlace mark_before(std::uint64_t row) const;  // the last known place at or before row `row`, counted from 0
   void add_mark(const RowPlace& place);
 
   std::filesystem::path path_;

@@ -23,7 +23,7 @@ struct TokenScores {
 Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens);
 
 struct ScoreComparison {
-  std::map<WorkerId, Scrutiny> scrutiny;  // counts responses whose trained tokens all have scores
+  std::map<WorkerId, Scrutiny> scrutiny;  // of the responses whose trained tokens all have scores
   // entropy, behaviour_kl and scored_responses, over the tokens of these responses, as in the built-in trainer.
   nlohmann::json figures;
 };

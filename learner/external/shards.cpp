@@ -53,7 +53,8 @@ struct Box {
 // together with the one before them.
 void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Box& box,
               const std::vector<std::int64_t>& shape, std::size_t element_bytes) {
-  std::size_t run_dimension = shape.size();  // the rows of this dimension are contiguous in both
+  // Copies runs of elements that are contiguous in both. A run has one index in the dimensions before `run_dimension`.
+  std::size_t run_dimension = shape.size();
   std::int64_t run_elements = 1;
   while (run_dimension > 0) {
     --run_dimension;
@@ -61,12 +62,13 @@ void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Bo
     if (box.length[run_dimension] != shape[run_dimension]) break;
   }
   const std::size_t run_bytes = static_cast<std::size_t>(run_elements) * element_bytes;
-  std::vector<std::int64_t> index(run_dimension, 0);
-  for (std::size_t source = 0; source < from.size(); source += run_bytes) {
-    std::int64_t target = 0;
+  std::vector<std::int64_t> index(run_dimension, 0);  // of the current run within the box
+  for (std::size_t from_byte = 0; from_byte < from.size(); from_byte += run_bytes) {
+    std::int64_t to_element = 0;
     for (std::size_t dimension = 0; dimension < shape.size(); ++dimension)
-      target = target * shape[dimension] + box.begin[dimension] + (dimension < run_dimension ? index[dimension] : 0);
-    std::memcpy(to.data() + static_cast<std::size_t>(target) * element_bytes, from.data() + source, run_bytes);
+      to_element =
+          to_element * shape[dimension] + box.begin[dimension] + (dimension < run_dimension ? index[dimension] : 0);
+    std::memcpy(to.data() + static_cast<std::size_t>(to_element) * element_bytes, from.data() + from_byte, run_bytes);
     for (std::size_t dimension = run_dimension; dimension-- > 0 && ++index[dimension] == box.length[dimension];)
       index[dimension] = 0;
   }
@@ -147,7 +149,7 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
                   to_text(Bytes{total}), to_text(bytes_max_));
     version_ = version;
     collecting_ = header;
-    // The views of short texts would refer to the text's old place, but a file is longer than a text's own buffer.
+    // The pieces' views stay valid, because moving a std::string as long as a file does not move its bytes.
     parts_.emplace(header.rank, std::move(part));
     if (parts_.size() < header.ranks) return std::optional<delta::OwnedState>();
     complete_parts = std::exchange(parts_, {});
@@ -187,6 +189,7 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
       if (placed_piece.piece->shape != first.shape || placed_piece.piece->content.dtype != first.content.dtype)
         return refuse(placed.front(), placed_piece, "are not of one tensor: their shapes or types differ");
       if (placed_piece.box.is_empty()) continue;
+      // Ranks may hold equal pieces, which count once. Any other overlap is an error.
       const auto overlapping = std::find_if(distinct.begin(), distinct.end(), [&](const PlacedPiece& other) {
         return placed_piece.box.intersects(other.box);
       });

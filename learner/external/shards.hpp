@@ -1,4 +1,5 @@
-// Joins the shards that the ranks of a trainer hand in, so that no rank needs the whole policy. Thread-safe.
+// Joins the shards that the ranks (processes) of a trainer hand in, so that no rank needs the whole policy.
+// Thread-safe.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -52,15 +53,17 @@ class ShardCollector {
     std::string attempt;
   };
 
+  // Reads part.bytes, and adds the pieces to part.pieces.
   static Result<Header> read(Part& part);
+  // Checks that the pieces cover every tensor without conflict, and copies them into one policy.
   static Result<delta::OwnedState> join(std::map<std::uint32_t, Part> parts);
 
   const Bytes bytes_max_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   Version version_;
-  Header collecting_;  // version, ranks and attempt of the parts
-  std::map<std::uint32_t, Part> parts_;
+  Header collecting_;                    // header of the last part; all parts have its `ranks` and `attempt`
+  std::map<std::uint32_t, Part> parts_;  // by rank
   std::optional<std::pair<Version, std::string>> complete_;  // the last version with all parts, and its attempt
 };
 

@@ -25,12 +25,12 @@
 namespace echoline::learner {
 namespace {
 
-constexpr Duration kPoll = std::chrono::milliseconds(200);
-constexpr double kProblemsMax = 1e9;  // of an evaluation; keeps the number in range
+constexpr Duration kPoll = std::chrono::milliseconds(200);  // between two looks at the request to stop
+constexpr double kProblemsMax = 1e9;                        // of an evaluation; keeps the number in range
 constexpr std::size_t kAdapterConfigBytesMax = 1 << 20;
 constexpr const char* kAdapterMetadata = "adapter_config";  // PEFT's, in the metadata of an adapter's file
-constexpr std::uint64_t kBodyBytesMore = 1 << 20;           // of a policy's file, beside its weights
-// Wait for a trainer that evaluates and has not reported: it may be evaluating, or gone.
+constexpr std::uint64_t kBodyBytesMore = 1 << 20;           // of a policy's file, for its header
+// A trainer that has not called for this long is taken to have ended, and its evaluation is not waited for.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
 class ExternalSource final : public PolicySource {
@@ -66,7 +66,7 @@ class ExternalSource final : public PolicySource {
       policy_ = delta::share(std::move(policy));
     } else {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
-      if (has_adapter()) {
+      if (has_adapter()) {  // the weights under the adapter are copied once, for all policies
         ECHO_ASSIGN(delta::OwnedState base, delta::copy_of(model::split_adapter(policy.view()).base));
         base_ = delta::share(std::move(base));
         ECHO_ASSIGN(policy, to_policy(policy.view()));
@@ -145,7 +145,7 @@ class ExternalSource final : public PolicySource {
   }
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
 
-  // Saves the newest published policy. For κ > 1, this is not the newest step's.
+  // Saves the newest published policy. If not every step is published (κ > 1), later steps may be trained already.
   Status checkpoint() override {
     if (!policy_) return ok();
     if (saved_version_ != policy_version_) ECHO_TRY(save());
@@ -193,7 +193,7 @@ class ExternalSource final : public PolicySource {
       return admit(version, to_policy(joined.view()));
     };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *trainer_link_));
-    // The file contains a secret token.
+    // Only the owner may read the file, because it contains a secret token.
     const mode_t mask = ::umask(0177);
     const Status written = write_file_atomic(address_file(), json_text(api_->address(), 2) + "\n");
     ::umask(mask);
@@ -310,9 +310,9 @@ class ExternalSource final : public PolicySource {
   // can be resumed.
   Status report_waiting(const std::string& phase) {
     host_.report_phase(phase);
-    Status may_wait = host_.while_waiting();
-    if (!may_wait) ECHO_TRY(checkpoint());
-    return may_wait;
+    Status can_go_on = host_.while_waiting();
+    if (!can_go_on) ECHO_TRY(checkpoint());
+    return can_go_on;
   }
 
   std::filesystem::path checkpoints() const { return host_.record.folder() / "checkpoints"; }
@@ -381,7 +381,7 @@ class ExternalSource final : public PolicySource {
     return std::move(accepted).error();
   }
 
-  // The bytes are released before it returns.
+  // Reads a policy from the bytes of a safetensors file, and frees them before it returns.
   Result<delta::OwnedState> parse_policy(std::string bytes) const {
     ECHO_ASSIGN(const auto content,
                 delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
@@ -424,7 +424,7 @@ class ExternalSource final : public PolicySource {
   const SourceHost host_;
   const SystemClock clock_;
   std::uint64_t steps_ = 0;
-  delta::SharedState base_;    // of an adapter, in the memory of all policies; set by start()
+  delta::SharedState base_;    // the weights under an adapter, which all policies share; null without an adapter
   delta::SharedState policy_;  // the newest published one, or the initial one
   Version policy_version_;
   std::optional<Version> saved_version_;
@@ -434,7 +434,7 @@ class ExternalSource final : public PolicySource {
   std::pair<Version, std::string> last_refusal_;  // the last refused policy and the reason; guarded by probe_mutex_
   std::optional<TrainerLink> trainer_link_;
   std::unique_ptr<Api> api_;
-  std::map<std::string, double> accuracy_;  // by time of evaluation
+  std::map<std::string, double> accuracy_;  // by time of evaluation: before, during, after
 };
 
 }  // namespace

@@ -152,6 +152,7 @@ Status TrainerLink::publish(Version version, delta::OwnedState policy) {
   if (version_number < steps_ || published_version_ == version)
     return fail(Code::kStale, "publish", "version {} is published or passed by: {} learner steps are done",
                 version_number, steps_);
+  // A trainer may publish the policy of a step before it consumes the step's batch.
   if (const std::uint64_t version_max = steps_ + (batch_ && !batch_->figures ? 1 : 0); version_number > version_max)
     return fail(Code::kInvalid, "publish",
                 "version {} is the policy after {} learner steps, and {} are done: consume a batch for each step first",

@@ -50,8 +50,8 @@ struct LeasedBatch {
 // Thread-safe: the service's thread offers and waits; the API's threads make all other calls. stop() ends all waits.
 class TrainerLink {
  public:
-  // The policy after `steps_done` steps exists and need not be published. `digest`: its digest, if an earlier process
-  // may have accepted it without its answer reaching the trainer.
+  // The policy after `steps_done` steps exists and need not be published. `digest`: its digest, if the run is resumed.
+  // Then the trainer may send that policy again, because the earlier process's answer did not reach it.
   TrainerLink(const TrainerLinkOptions& options, const Clock& clock, std::uint64_t steps_done,
               std::optional<delta::Digest> digest = {});
 
@@ -65,8 +65,8 @@ class TrainerLink {
   std::optional<delta::OwnedState> wait_policy(Version version, Duration wait);
   // Returns the evaluations since the last call. If there are none, waits up to `wait` for one.
   std::vector<PolicyEvaluation> wait_evaluations(Duration wait);
-  // Whether the trainer has yet to send the evaluation of the newest policy: it evaluates, and has called within
-  // `patience`.
+  // Whether the evaluation of the newest policy is still to come: the trainer evaluates, has not sent it, and has made
+  // a call within `patience`.
   bool is_evaluation_expected(Duration patience) const;
   void stop();
 

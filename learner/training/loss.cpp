@@ -20,10 +20,13 @@ torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch:
   const torch::Tensor widens = (log_ratio * advantages > 0) & (mask > 0);
   const auto [largest, order] =
       torch::where(widens, squared_log_ratio, -torch::ones_like(squared_log_ratio)).sort(1, /*descending=*/true);
+  // Column i decides on the token with the i-th largest term, when the i larger ones are removed. It is removed if the
+  // mean of the tokens left still exceeds the limit.
   const torch::Tensor sum_removed_before = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);
   const torch::Tensor tokens_left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
   const torch::Tensor is_removed = (largest >= 0) & (squared_log_ratio.sum(1, true) - sum_removed_before >
                                                      second_moment_max * tokens_left.clamp_min(1.0));
+  // cumprod: removal ends at the first token that stays.
   return torch::zeros_like(mask).scatter(1, order, is_removed.to(mask.dtype()).cumprod(1)) > 0;
 }
 
@@ -98,6 +101,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
     return (values * mask).sum(1, true).expand_as(mask);
   };
 
+  // In the formulas of loss.hpp, `weight` is w, `ratio` is r, `objective` is J, and `scale` is m·a.
   torch::Tensor log_importance = (needs_proximal(config) ? proximal : detached) - behaviour;
   if (config.importance_level == Level::kSequence) log_importance = sum_over_response(log_importance);
   const torch::Tensor importance = log_importance.clamp_max(kLogRatioMax).exp();
@@ -168,6 +172,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   torch::NoGradGuard no_gradient;
   const torch::Tensor behaviour_log_ratio = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
   const torch::Tensor zero = torch::zeros({}, mask.options());
+  // statistics_of() reads the sums in this order.
   result.sums = torch::stack({mask.sum(), (outside_region.to(mask.dtype()) * mask).sum(),
                               ((importance > config.importance_cap).to(mask.dtype()) * mask).sum(),
                               (behaviour_log_ratio.exp() * mask).sum(), ((2 * behaviour_log_ratio).exp() * mask).sum(),
@@ -176,7 +181,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   return result;
 }
 
-// The order is that of LossResult::sums in policy_loss().
+// The order is that in which policy_loss() makes LossResult::sums.
 LossStatistics statistics_of(const double* sums) {
   LossStatistics statistics;
   statistics.tokens = sums[0];

@@ -37,6 +37,7 @@ torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
   return (place * kPlaceFactor + static_cast<double>(updates) * kUpdateFactor).frac().to(torch::kFloat32);
 }
 
+// optimizer.hpp defines the codes of both moments.
 torch::Tensor decode_moment1(const torch::Tensor& codes, const torch::Tensor& scales) {
   const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kMoment1Steps);
   return root.mul(root.abs()).mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
@@ -105,6 +106,7 @@ void AdamW::round_parameters() {
 }
 
 bool AdamW::is_fused() const {
+  // The kernels need rows of a multiple of 8 values, so the query is about such a part of the tensor.
   return !slots_.empty() && slots_[0].master.is_cuda() && model::training::have_kernels() &&
          model::training::kernels_support(slots_[0].master.view({-1}).narrow(0, 0, slots_[0].master.numel() / 8 * 8));
 }
@@ -131,7 +133,8 @@ void AdamW::gather_gradients() {
     }
     const torch::Tensor sum = slot.gradient.view({-1}), addend = new_gradient.reshape({-1});
     const std::int64_t part_values = values_per_part(sum);
-    for (std::int64_t begin = 0; begin < sum.numel(); begin += part_values) {  // addends are widened first
+    // In parts, because add_() first widens its addend to fp32, in new memory.
+    for (std::int64_t begin = 0; begin < sum.numel(); begin += part_values) {
       const std::int64_t count = std::min(part_values, sum.numel() - begin);
       sum.narrow(0, begin, count).add_(addend.narrow(0, begin, count));
     }

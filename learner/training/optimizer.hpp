@@ -4,14 +4,15 @@
 // taken at these values. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value
 // changes.
 //
-//   g ← g · min(1, c/‖g‖)             clipping by the global norm
+//   g ← g · min(1, c/‖g‖)             clipping by the global norm; c = gradient_norm_max
 //   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
 //
-//   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
+//   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )
 //   parameter ← round_bf16(W)         to nearest, ties to even
 //
-// η_n rises linearly during the warm-up. Then it is constant, or decays linearly or along a cosine to the
-// configured fraction of its peak.
+// W is the master of a parameter, and n the number of the update. The weight decay λ applies only to matrices (two or
+// more dimensions). The learning rate η_n rises linearly during the warm-up. Then it is constant, or decays linearly or
+// along a cosine to the configured fraction of its peak.
 // Source: Loshchilov and Hutter 2019.
 //
 // Moments may be kept in 8 bits, in blocks of 256 values (after Dettmers et al. 2022, arXiv:2110.02861). With s the

@@ -22,6 +22,7 @@ namespace {
 std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
   std::string text =
       fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
+  // Settings at their defaults add nothing, so that the digests of runs without them stay the same.
   const model::PromptStyle& style = config.prompts;
   if (style.text != model::kPromptPlace || style.chat)
     text += fmt::format("|{}|{}|{}|{}", style.text, style.chat, style.system, style.chat_options_json);
@@ -48,7 +49,8 @@ BuiltIn built_in() {
           .can_compute_on = can_compute_on,
           .settings_digest = config_digest,
           .probe = model::probe_policy,
-          .device_memory = model::device_memory};
+          .device_memory = model::device_memory,
+          .has_cuda = model::has_cuda};
 }
 
 Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {
@@ -81,12 +83,12 @@ Status PolicyToTrain::load_model() {
 
 Status PolicyToTrain::create_trainer(bool resumed) {
   TrainerConfig trainer_config;
-  static_cast<TrainingSettings&>(trainer_config) = host_.config.learner;
+  static_cast<TrainingSettings&>(trainer_config) = host_.config.learner;  // the settings that both structs have
   trainer_config.temperature = host_.config.rollout.temperature;
   trainer_config.seed = host_.config.run.seed;
   std::random_device random_bits;
   trainer_config.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
-  // Only now, so that a warm start trains the model itself.
+  // The adapter is added after a warm start, which trains the model itself.
   if (const std::optional<model::AdapterConfig>& adapter = host_.task.files.config.adapter) {
     if (!model_->config().adapter) {
       ECHO_TRY(model_->add_adapter(*adapter));
@@ -113,6 +115,7 @@ Status PolicyToTrain::resume() {
   const auto with_hint = [&](const Error& error) {
     return fail(error.code, error.operation, "{}{}", error.detail, earlier_runs_hint(host_.record.folder()));
   };
+  // Checked first, because create_trainer() would report a missing reference policy instead of a missing checkpoint.
   if (const auto stored = find_policy(checkpoints(host_.record), {}); !stored && stored.error().code == Code::kNotFound)
     return with_hint(stored.error());
   ECHO_TRY(create_trainer(/*resumed=*/true));
@@ -205,10 +208,10 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
                      {"effective_sample_fraction", report.effective_sample_fraction},
                      {"learning_rate", report.learning_rate},
                      {"updates_skipped", report.updates_skipped},
-                     {"informative_groups", report.informative_groups},  // after penalties
+                     {"informative_groups", report.informative_groups},  // by rewards with penalties
                      {"zero_advantage_fraction",
                       1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
-                     {"response_tokens", report.response_tokens}};  // without masked ones
+                     {"response_tokens", report.response_tokens}};  // without masked tokens
   trained.scrutiny = std::move(report.scrutiny);
   return std::optional(std::move(trained));
 }

@@ -52,6 +52,7 @@ struct PackedRows {
   torch::Tensor behaviour, proximal, mask;
   torch::Tensor advantages;  // [rows]
 
+  // Puts the scores of `tokens` into their places in [rows, width]; the other places are 0.
   torch::Tensor scatter(const torch::Tensor& scores) const {
     return torch::zeros({mask.numel()}, scores.options().requires_grad(false))
         .index_copy(0, score_index, scores)
@@ -90,7 +91,7 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   for (torch::Tensor* tensor :
        {&packed.score_index, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
     *tensor = model::upload(*tensor, device);
-  if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();
+  if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();  // the loss then takes the current scores
   return packed;
 }
 
@@ -174,7 +175,7 @@ bool is_informative(const TrainingRow& row) { return row.advantage != 0; }
 // Scrutiny figures of some rows, left on their device so that the CPU need not wait.
 struct ScrutinyFigures {
   std::vector<TrainingRow*> rows;
-  torch::Tensor figures;  // [2, rows]: surprise and dispute, means over a row's tokens
+  torch::Tensor figures;  // [2, rows]: surprise and dispute (credibility.hpp), means over a row's tokens
 };
 
 ScrutinyFigures compute_scrutiny(const std::vector<TrainingRow*>& part, const PackedRows& packed,
@@ -202,7 +203,7 @@ void add_scrutiny(const std::vector<ScrutinyFigures>& scrutinies, std::map<Worke
   }
 }
 
-// A Fisher-Yates shuffle, equal on every machine.
+// A Fisher-Yates shuffle. Unlike std::shuffle, it gives the same order with every standard library.
 void shuffle(std::vector<std::size_t>& order, Random& random) {
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
 }
@@ -266,6 +267,7 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
   for (auto& [worker, rows] : rows_by_worker) {
     const std::size_t rows_per_worker =
         std::max(kScrutinisedMin, row_count / kScrutinisedDivisor) / rows_by_worker.size();
+    // Draws at least one row, without replacement.
     for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, rows_per_worker)); ++k) {
       std::swap(rows[k], rows[k + random.below(rows.size() - k)]);
       rows[k]->is_scrutinised = true;
@@ -359,12 +361,15 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
       if (needs_gradient(row)) trained.push_back(&row);
     }
   }
+  // The first update's scores serve for scrutiny as well, unless their arithmetic differs: without gradients, a CPU
+  // scores bf16 parameters in fp32.
   const bool same_arithmetic = model_->dtype() == torch::kFloat || !model_->device().is_cpu();
   const bool update_scores_rows = config_.minibatches == 1 && same_arithmetic;
   report.scrutiny = scrutinise(groups, report.step, update_scores_rows ? trained : std::vector<TrainingRow*>());
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
   if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
 
+  // Every pass cuts a new random order of the groups into minibatches.
   LossStatistics statistics;
   const auto minibatches = static_cast<std::size_t>(config_.minibatches);
   Random random(config_.seed, static_cast<std::uint64_t>(report.step));
@@ -425,7 +430,7 @@ struct Attempt {
   data_plane::Score score;
 };
 
-// Lets the tasks of several attempts answer their turns at once.
+// Passes each attempt's turn, a text, to its task. The tasks work in parallel; returns their answers in order.
 std::vector<Result<data_plane::Step>> step_all(std::span<Attempt* const> attempts, std::vector<std::string> texts) {
   std::mutex mutex;
   std::condition_variable done_signal;
@@ -488,6 +493,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
           options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt_tokens);
       return options.turn_tokens_max > 0 ? std::min(tokens_left, options.turn_tokens_max) : tokens_left;
     };
+    // Fills a batch with attempts that have the same number of tokens left, because generate() has one limit for all.
     while (!waiting.empty()) {
       Attempt* attempt = waiting.front();
       longest_tokens = std::max(longest_tokens, attempt->tokens.size());
@@ -523,6 +529,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       if (!steps[i]->done) {
         ECHO_ASSIGN(const auto observation_tokens, phrasing.follow_up(attempt.tokens, steps[i]->observation));
         attempt.tokens.insert(attempt.tokens.end(), observation_tokens.begin(), observation_tokens.end());
+        // The task goes on. The attempt gets another turn, or is cut here.
         if (tokens_left_for(attempt) > 0 && ++attempt.turns < data_plane::kTurnsMax) {
           waiting.push_back(&attempt);
           continue;

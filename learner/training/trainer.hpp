@@ -20,10 +20,10 @@
 namespace echoline::learner {
 
 struct TrainerConfig : TrainingSettings {
-  double temperature = 1.0;  // must be that of sampling, or the importance ratios are wrong
+  double temperature = 1.0;  // of generation; with any other, the importance ratios would be wrong
   std::int64_t passes = 1;   // over the batch, each in a new random order
   std::uint64_t seed = 0;
-  std::uint64_t scrutiny_seed = 0;  // chooses responses for scrutiny; secret from workers
+  std::uint64_t scrutiny_seed = 0;  // chooses the responses to scrutinise; workers must not know it
 };
 
 // kInvalid with the name and the value of the first setting out of range, those of loss and optimizer included.
@@ -33,25 +33,27 @@ struct StepReport {
   std::int64_t step = 0;  // counted from 1
   std::int64_t trajectories = 0;
   std::int64_t groups = 0;
-  std::int64_t informative_groups = 0;  // groups with different rewards; only these have a gradient
-  std::int64_t response_tokens = 0;     // tokens that count in the loss.
+  std::int64_t informative_groups = 0;  // groups with a non-zero advantage: their rewards differ
+  std::int64_t response_tokens = 0;     // tokens that count in the loss
   double reward_mean = 0;               // from the adapter, without penalties
   double accuracy = 0;                  // fraction of trajectories that the adapter calls correct
-  double truncated_fraction = 0;        // of trajectories: those cut by the length limit.
+  double truncated_fraction = 0;        // share of trajectories that the length limit cut
   std::int64_t updates = 0;             // optimizer updates applied
-  std::int64_t updates_skipped = 0;     // because a gradient was not finite.
+  std::int64_t updates_skipped = 0;     // because a gradient was not finite
   double gradient_norm = 0;             // mean over updates, before clipping
-  double learning_rate = 0;             // of the last update.
-  // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
+  double learning_rate = 0;             // of the last update
+  // Means over the trained tokens of all updates; 0 without updates. Trained tokens are those of informative groups or,
+  // with a reference policy, of all groups. π_θ is the policy in training, π_μ the one that generated the token, and
+  // π_ref the reference (loss.hpp).
   double loss = 0;                        // mean over updates
   double ratio_mean = 0;                  // π_θ/π_μ
   double effective_sample_fraction = 0;   // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²); 1: equal weights
-  double clip_fraction = 0;               // of tokens: those that the trust region bounds.
-  double capped_fraction = 0;             // of tokens: those whose importance weight is capped.
-  double behaviour_kl = 0;                // nats per token
-  double reference_kl = 0;                // nats per token
-  double entropy = 0;                     // nats per token
-  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, under the policy before this step
+  double clip_fraction = 0;               // share of tokens that the trust region bounds
+  double capped_fraction = 0;             // share of tokens whose importance weight is capped
+  double behaviour_kl = 0;                // KL(π_μ ‖ π_θ), nats per token
+  double reference_kl = 0;                // KL(π_θ ‖ π_ref), nats per token
+  double entropy = 0;                     // of π_θ, nats per token
+  std::map<WorkerId, Scrutiny> scrutiny;  // of some responses of each worker, under the policy before this step
 };
 
 struct TrainingRow;  // one trajectory, laid out for training
@@ -88,7 +90,8 @@ class Trainer {
                                           const std::vector<TrainingRow*>& trained);
   // Stores the rows' log-probabilities under the policy at the start of the step.
   void record_proximal(const std::vector<TrainingRow*>& rows);
-  // Makes one optimizer update. Adds to `statistics`, `loss` and, unless it is null, `scrutiny`.
+  // Makes one optimizer update on `rows`, which are of a minibatch of this size. Adds to `statistics`, `loss` and,
+  // unless it is null, `scrutiny`.
   UpdateReport update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                       double& loss, std::map<WorkerId, Scrutiny>* scrutiny);
 

@@ -135,7 +135,8 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
 
 namespace {
 
-// Loads the policy of a checkpoint, whose base is not among the trainer's tensors: a warm start may have changed it.
+// Loads a checkpoint's whole policy, for a run with an adapter. The trainer's tensors lack the weights under the
+// adapter, and a warm start may have changed those.
 Status load_base(const fs::path& folder, model::Transformer& model) {
   constexpr auto kOperation = "load checkpoint";
   ECHO_ASSIGN(const nlohmann::json json, read_checkpoint_state(folder));

@@ -31,7 +31,7 @@ Result<std::vector<Demonstration>> demonstrations(const data_plane::Adapter& ada
     Demonstration row;
     auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
-    if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: training also sets it aside
+    if (!prompt || prompt->empty() || !answer) continue;  // the model's tokens cannot express the problem
     row.tokens.assign(prompt->begin(), prompt->end());
     row.prompt_tokens = row.tokens.size();
     row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());

@@ -16,9 +16,9 @@ struct WarmStartConfig {
   OptimizerConfig optimizer;
   std::int64_t steps_max = 2000;
   std::int64_t batch_problems = 256;  // demonstrations per step
-  double target_accuracy = 0.4;       // greedy, on the probe; ends the warm start
-  std::int64_t probe_every = 20;      // steps
-  std::int64_t probe_problems = 256;  // a fixed slice of the training problems
+  double target_accuracy = 0.4;       // greedy, on the probe; reaching it ends the warm start
+  std::int64_t probe_every = 20;      // steps from one evaluation on the probe to the next
+  std::int64_t probe_problems = 256;  // the probe: that many training problems, the first ones
   std::int64_t response_tokens_max = 64;
   std::int64_t microbatch_tokens = 8192;  // in one forward and backward pass; bounds memory
 };

@@ -77,7 +77,7 @@ struct ExecProvider final : Provider {
   std::map<std::string, Rented> rented;  // by id
   std::vector<ProviderEvent> events;
   TimePoint next_watch_at{};
-  bool watching = false;
+  bool watching = false;  // a listing of list_rented() is not answered yet
 
   void list_instances(std::function<void(std::vector<ListedInstance>, std::optional<Error>)> done) {
     commands.run(list_command, "", times.limit, [done = std::move(done)](const CommandResult& result) {
@@ -169,7 +169,7 @@ struct ExecProvider final : Provider {
     }
     const auto it = rented.find(id);
     const std::string name = it == rented.end() ? id : instance_name_of_label(it->second.label);
-    if (it != rented.end()) rented.erase(it);
+    if (it != rented.end()) rented.erase(it);  // so that its end is not reported as Exited
     commands.run(
         substituted(stop_command, {{"instance", id}, {"name", name}}), "", times.limit,
         [this, ticket, instance, id](const CommandResult& result) {

@@ -42,7 +42,7 @@ class Csv {
         return fields;
       }
       if (c != ',') {
-        if (c == '\r') {
+        if (c == '\r') {  // a line break CR LF behind a quoted field
           --position_;
           while (position_ < text_.size() && text_[position_] == '\r') ++position_;
           if (position_ >= text_.size()) return fields;

@@ -62,6 +62,7 @@ std::string join_with_or(const std::vector<std::string>& names) {
 
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question) {
+  // If this provider has no market, ends with the first one that has.
   const ProviderKind* searched = provider_kind(provider);
   for (const ProviderKind* kind : kinds()) {
     if (searched && searched->search) break;

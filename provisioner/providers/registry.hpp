@@ -22,8 +22,7 @@ std::vector<std::string> provider_names();
 // Null for an unknown name.
 const ProviderKind* provider_kind(std::string_view name);
 
-// Adds a program's own provider to the list; the destructor removes it. No other thread may
-// use the list meanwhile.
+// Adds a program's own provider to the list; the destructor removes it. No other thread may use the list during either.
 class AddedProvider {
  public:
   explicit AddedProvider(ProviderKind kind);

@@ -80,7 +80,7 @@ struct SshProvider final : Provider {
   std::map<std::string, Rented> rented;  // by id without prefix
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
-  std::size_t hosts_to_answer = 0;  // that have not answered the watch's present listings
+  std::size_t hosts_to_answer = 0;  // hosts that have not answered the present listings of watch_hosts()
   std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
 
   const Host* host_of(std::string_view name) const {
@@ -230,8 +230,8 @@ struct SshProvider final : Provider {
     events.push_back(Started{.ticket = ticket, .instance = instance_of(id), .usd_per_hour = std::nullopt});
   }
 
-  // Looks for an instance that may run although its start failed. If it certainly does not run,
-  // calls `retry_if_none`, which may start it again and returns whether it does.
+  // Looks for an instance that may run although its start failed. If it certainly does not run, calls `retry_if_none`,
+  // which may start it again and returns whether it does.
   void search_started(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
                       std::function<bool()> retry_if_none) {
     list_host(host, kWithRetries, [=, this, &host](const LabelsById& seen, const std::optional<Error>& list_error) {
@@ -397,9 +397,10 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
 
 const ProviderKind& ssh_kind() {
   static const ProviderKind kind{
-      .name = "ssh", .meaning = "your own hosts", .make = [](const ProviderOptions& options) {
-        return make_from_file("ssh", options.file, make);
-      }};
+      .name = "ssh",
+      .meaning = "your own hosts",
+      .make = [](const ProviderOptions& options) { return make_from_file("ssh", options.file, make); },
+      .is_bare_host = true};
   return kind;
 }
 

@@ -27,12 +27,11 @@ constexpr std::string_view kIdPrefix = "vast:";
 constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
 constexpr int kTriesMax = 7;
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
-constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);  // for an instance that ends itself
+constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);  // when an instance ends itself
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
 constexpr double kBidFactor = 1.05;  // margin over the lowest accepted bid, so that a small rise does not outbid ours
 constexpr Duration kResumeMax = std::chrono::minutes(2);  // an instance must run again this soon after a raised bid
-
 constexpr Duration kOwnEndPollInterval = milliseconds(20);
 
 enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kUser, kEndpoints };
@@ -44,12 +43,13 @@ constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), millis
 constexpr std::array<std::size_t, kEndpoints> kInFlightMax{8, 8, 4, 1, 2, 1};
 // Instances of one request to destroy, as the service's own client groups them.
 constexpr std::size_t kDestroyedTogetherMax = 64;
-// Most listings that check whether instances that were destroyed together are gone, and the pause between them.
+// After instances were destroyed together, at most this many listings check whether they are gone, with this pause
+// between them.
 constexpr int kConfirmationsMax = 3;
 constexpr Duration kConfirmationPause = std::chrono::seconds(5);
 // How often the account's credit is read; in trouble, how often the service is asked whether it has ended.
 constexpr Duration kAccountEvery = std::chrono::minutes(5), kTroubleEvery = std::chrono::minutes(1);
-constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // time without any answer that counts as trouble
+constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // a longer time without any answer counts as trouble
 constexpr double kCreditMin = 0.01;                           // US dollars of credit that end Trouble::kCredit
 // Delays before listings that look for a create with an unclear result; new instances appear late.
 constexpr std::array<Duration, 3> kSearchDelays{std::chrono::seconds(2), std::chrono::seconds(5),
@@ -198,7 +198,7 @@ struct VastProvider::Impl {
   struct Listing {
     Listed result;  // its instances are added by list(), which knows the prefix
     std::vector<Instance> instances;
-    std::set<std::int64_t> contracts;  // of `instances`
+    std::set<std::int64_t> contracts;  // the contracts of `instances`
     std::set<std::string> page_tokens;
     std::vector<std::function<void(const Listing&)>> done;
   };
@@ -215,13 +215,13 @@ struct VastProvider::Impl {
   VastOptions options;
   HttpClient http;
   std::array<RequestQueue, kEndpoints> queues;
-  std::map<std::int64_t, Rented> rented;                      // by contract, without those that are being destroyed
-  std::map<std::string, double> bids;                         // of pending creates, by label
-  std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract
-  std::deque<std::int64_t> to_destroy;                        // those of `destroying` that no request names yet
-  std::set<std::int64_t> seen;              // contracts that this account has: rented by this process, or listed
-  std::set<std::int64_t> destroyed_singly;  // contracts that a request for several did not destroy
-  bool destroys_together = true;            // until the service refuses a request for several
+  std::map<std::int64_t, Rented> rented;                      // by contract, without instances that are being destroyed
+  std::map<std::string, double> bids;                         // the bids of pending creates, by label
+  std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract: the callers to inform
+  std::deque<std::int64_t> to_destroy;                        // contracts in `destroying` that no request names yet
+  std::set<std::int64_t> seen;                 // contracts that this account has: rented by this process, or listed
+  std::set<std::int64_t> must_destroy_singly;  // contracts that a request for several did not destroy
+  bool destroys_together = true;               // until the service refuses a request for several
   std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
@@ -233,7 +233,7 @@ struct VastProvider::Impl {
   bool reads_account = false;             // a request for the account's credit is in progress
   std::optional<TimePoint> silent_since;  // the first request without an answer since the last answer
   bool watching = false;                  // the watch's listing is in progress
-  bool failure_logged = false;            // since the last request that succeeded
+  bool failure_logged = false;            // a failure was logged since the last request that succeeded
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
     options.url = without_trailing_slashes(options.url);
@@ -355,7 +355,8 @@ struct VastProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
     LaunchSpec full_spec = spec;
-    if (options.url != kVastUrl) full_spec.env.emplace_back(kVastUrlVariable, options.url);  // to end itself
+    if (options.url != kVastUrl)
+      full_spec.env.emplace_back(kVastUrlVariable, options.url);  // it needs the address to end itself
     auto body = create_body(full_spec);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
@@ -395,7 +396,7 @@ struct VastProvider::Impl {
       push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false, by_account);
       return;
     }
-    search_created(ticket, label, error_of(answer, "create"), 0);
+    search_created(ticket, label, error_of(answer, "create"), /*attempt=*/0);
   }
 
   void on_started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
@@ -441,7 +442,7 @@ struct VastProvider::Impl {
   void on_destroyed(std::int64_t contract, const Status& status, bool absent) {
     for (const Destroyed& callback : std::exchange(destroying[contract], {})) callback(status, absent);
     destroying.erase(contract);
-    destroyed_singly.erase(contract);
+    must_destroy_singly.erase(contract);
   }
 
   static bool is_success(const HttpAnswer& answer) {
@@ -461,7 +462,7 @@ struct VastProvider::Impl {
     // not in `seen`, so such an instance is destroyed by a request of its own.
     std::vector<std::int64_t> together;
     for (const std::int64_t contract : to_destroy)
-      if (destroys_together && seen.contains(contract) && !destroyed_singly.contains(contract) &&
+      if (destroys_together && seen.contains(contract) && !must_destroy_singly.contains(contract) &&
           together.size() < kDestroyedTogetherMax)
         together.push_back(contract);
     if (together.size() > 1) {
@@ -488,7 +489,7 @@ struct VastProvider::Impl {
   void destroy_together(const std::vector<std::int64_t>& contracts) {
     call(kDestroy, "DELETE", "/api/v0/instances/", json{{"instance_ids", contracts}}.dump(), kRepeatable,
          [this, contracts](const HttpAnswer& answer) {
-           if (is_success(answer)) return confirm_destroyed(contracts, 1);
+           if (is_success(answer)) return confirm_destroyed(contracts, /*attempt=*/1);
            if (answer.status != 0 && refuses_key(answer)) {
              const Error error = error_of(answer, fmt::format("destroy {} instances", contracts.size()));
              for (const std::int64_t contract : contracts) on_destroyed(contract, Status(error), /*absent=*/false);
@@ -501,7 +502,7 @@ struct VastProvider::Impl {
   }
 
   void destroy_each(const std::vector<std::int64_t>& contracts) {
-    destroyed_singly.insert(contracts.begin(), contracts.end());
+    must_destroy_singly.insert(contracts.begin(), contracts.end());
     to_destroy.insert(to_destroy.end(), contracts.begin(), contracts.end());
   }
 

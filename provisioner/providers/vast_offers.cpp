@@ -255,13 +255,13 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Offer> offers_;
   std::set<std::string, std::less<>> ids_;
   RawOffer current_;
-  std::string key_;         // of the value that follows
+  std::string key_;         // the key of the value that follows
   std::string top_key_;     // the last key of the root
   std::string error_text_;  // the service's words, if the reply is an error
   std::size_t depth_ = 0;
-  std::size_t index_ = 0;                                // of the current offer
-  std::size_t problem_count_ = 0, problems_before_ = 0;  // of all offers so far; before the current offer
-  std::optional<std::size_t> offers_depth_;              // of the list of offers, while inside it
+  std::size_t index_ = 0;                                // the current offer's place in the list
+  std::size_t problem_count_ = 0, problems_before_ = 0;  // all problems so far; those before the current offer
+  std::optional<std::size_t> offers_depth_;              // the depth of the list of offers, while inside it
   bool has_list_ = false, is_refused_ = false, has_too_many_ = false;
 };
 

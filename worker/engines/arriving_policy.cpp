@@ -9,24 +9,24 @@ namespace {
 
 constexpr std::string_view kOperation = "install policy";
 
-// Returns a function that makes a decoder of a snapshot (a whole policy), for the parameter `begin` of the functions
-// below.
-auto begin_snapshot(const delta::DecodeOptions& options) {
+// Returns a function that makes a decoder of a snapshot (a whole policy), for the parameter `make_decoder` of the
+// functions below.
+auto snapshot_decoder_maker(const delta::DecodeOptions& options) {
   return [&options] { return delta::IncomingSnapshot(options); };
 }
 
 // Decodes `part` if it is the first part of a publication or continues the one that `incoming` decodes.
 template <class Incoming>
-void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& begin) {
-  if (part.offset == 0) incoming = Incoming{part.id, part.version, begin()};
+void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& make_decoder) {
+  if (part.offset == 0) incoming = Incoming{part.id, part.version, make_decoder()};
   if (!incoming || incoming->id != part.id || incoming->patch.bytes() != part.offset) return;
   if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // decode_all() will report the error
 }
 
 // Decodes all of `publication`, with or without earlier parts, and checks the resulting policy's digest.
 template <class Patch>
-Result<Patch> decode_all(auto incoming, const overlay::Publication& publication, const auto& begin) {
-  Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : begin();
+Result<Patch> decode_all(auto incoming, const overlay::Publication& publication, const auto& make_decoder) {
+  Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : make_decoder();
   std::uint64_t bytes_to_skip = patch.bytes();  // these were decoded when they arrived
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
     const std::size_t skipped_bytes = std::min<std::uint64_t>(bytes_to_skip, piece.size());
@@ -44,7 +44,7 @@ Result<Patch> decode_all(auto incoming, const overlay::Publication& publication,
 void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Version> installed) {
   // A part without a base version belongs to a snapshot, every other one to a delta.
   if (!part.base && (!installed || part.version > *installed))
-    add_part(snapshot_, part, begin_snapshot(options_));
+    add_part(snapshot_, part, snapshot_decoder_maker(options_));
   else if (part.base && installed == part.base)
     add_part(delta_, part, begin_delta_);
 }
@@ -52,7 +52,7 @@ void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Ver
 Result<delta::OwnedState> ArrivingPolicy::finish_snapshot(const overlay::Publication& publication) {
   delta_.reset();
   ECHO_ASSIGN(auto patch, decode_all<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
-                                                              begin_snapshot(options_)));
+                                                              snapshot_decoder_maker(options_)));
   return patch.finish();
 }
 

@@ -19,13 +19,13 @@ class ArrivingPolicy {
   explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
       : begin_delta_(std::move(begin_delta)), options_(options) {}
 
-  // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Holds at most one of
-  // each kind.
+  // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Decodes at most one
+  // snapshot and one delta at a time.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
   // Decodes the remaining bytes of `publication` and returns the policy. kCorrupt: the bytes are wrong, or give another
   // policy than announced. Drops parts of other publications, except a newer snapshot when a delta is applied.
   Result<delta::OwnedState> finish_snapshot(const overlay::Publication& publication);
-  // Decodes the rest and applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
+  // Decodes the rest of the delta and applies it (delta::IncomingDelta::apply). kStale: it needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
                                                       std::optional<Version> installed);
 

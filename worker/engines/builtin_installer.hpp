@@ -1,4 +1,4 @@
-// Installs publications: decodes, verifies, applies, and loads the policy into the model.
+// Installs publications in the built-in engine: decodes and verifies them, and loads the policy into the model.
 #pragma once
 #include <memory>
 #include <optional>
@@ -28,7 +28,8 @@ class Installer {
 
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // kStale: the delta needs another base. kCorrupt: bytes or digest are wrong. kInvalid: the policy does not fit the
-  // model. On failure, the installed policy stays.
+  // model. On failure, the installed policy stays. But if the model may hold a part of the new one, none counts as
+  // installed until the next snapshot.
   Status install(const overlay::Publication& publication);
 
   std::optional<Version> version() const { return version_; }

@@ -24,7 +24,7 @@ extern char** environ;
 namespace echoline::worker {
 namespace {
 
-constexpr int kParentFd = 3;       // the guard's end of the socket to this program
+constexpr int kParentFd = 3;       // file descriptor of the guard's end of the socket to this program
 constexpr int kPollMs = 50;        // between two checks of the engine
 constexpr int kGraceMs = 5000;     // from SIGTERM until SIGKILL
 constexpr int kCannotStart = 127;  // exit status, as in shells
@@ -50,7 +50,7 @@ struct Launch {
 
 // Runs in the guard process. Waits until the engine ends or this program closes the socket's other end. The kernel
 // closes it even if this program is killed. A byte before the close means that this program ended in order.
-[[noreturn]] void guard(const Launch& launch) {
+[[noreturn]] void run_guard(const Launch& launch) {
   ::setpgid(0, 0);
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
   sigset_t no_signals;
@@ -72,10 +72,10 @@ struct Launch {
       if (ended_pid < 0) break;
       if (ended_pid == engine) engine_runs = false, status = ended_status;
     }
-    if (!engine_runs && ::kill(-engine, 0) != 0) break;
+    if (!engine_runs && ::kill(-engine, 0) != 0) break;  // its process group is empty
     if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
     if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
-    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};
+    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};  // -1: poll() only waits
     const int ready = ::poll(&parent, 1, kPollMs);
     if (grace_ms_left > 0) grace_ms_left = std::max(0, grace_ms_left - kPollMs);
     if (ready <= 0) continue;
@@ -84,13 +84,14 @@ struct Launch {
       parent_ended_in_order = true;
       continue;
     }
-    grace_ms_left = kGraceMs;
+    grace_ms_left = kGraceMs;  // this program has closed the socket, or has ended
     ::kill(-engine, SIGTERM);
   }
+  // The engine has ended. If this program has ended without a byte, it was killed, and its folder is removed here.
   pollfd parent{kParentFd, POLLIN, 0};
   char byte = 0;
   while (!parent_ended_in_order && ::poll(&parent, 1, 0) > 0) {
-    if (::read(kParentFd, &byte, 1) <= 0) {  // this program has ended
+    if (::read(kParentFd, &byte, 1) <= 0) {
       if (!launch.remove_argv.empty()) ::execve(launch.remove_argv[0], launch.remove_argv.data(), launch.envp.data());
       break;
     }
@@ -133,9 +134,10 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-std::string server_command(std::string command, const std::filesystem::path& model_folder, int port) {
+std::string server_command(std::string command, const std::filesystem::path& model_folder, int port, std::size_t gpus) {
   command = replace_all(std::move(command), "{model}", quoted(model_folder.string()));
-  return replace_all(std::move(command), "{port}", std::to_string(port));
+  command = replace_all(std::move(command), "{port}", std::to_string(port));
+  return replace_all(std::move(command), "{gpus}", std::to_string(gpus));
 }
 
 Result<std::unique_ptr<Child>> Child::start(const std::string& command,
@@ -160,7 +162,7 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
                 .null_device = ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   if (!remove_after.empty()) launch.remove_argv = pointers(remove);
   const pid_t pid = ::fork();
-  if (pid == 0) guard(launch);
+  if (pid == 0) run_guard(launch);
   const int fork_errno = errno;
   ::close(socket_ends[0]);
   ::close(launch.null_device);

@@ -13,8 +13,8 @@ namespace echoline::worker {
 
 // Returns a port of this machine without a listener; 0 if there is none.
 int free_port();
-// Replaces {model} by the quoted path of the folder, and {port}.
-std::string server_command(std::string command, const std::filesystem::path& model_folder, int port);
+// Replaces {model} by the quoted path of the folder, {port}, and {gpus} by the number of the server's GPUs.
+std::string server_command(std::string command, const std::filesystem::path& model_folder, int port, std::size_t gpus);
 
 // A small guard process stands between this process and the child. It waits until one of the two ends. Then it ends the
 // child's process group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes

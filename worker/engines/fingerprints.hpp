@@ -29,7 +29,7 @@ class ProbeNoise {
   }
 
  private:
-  std::optional<double> bound_;
+  std::optional<double> bound_;  // nats per token; absent: no distance was recorded
 };
 
 // Proves that weights changed when they had to, and that the same weights are present again after a restart. Does not

@@ -55,6 +55,17 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   if (is_server && options.command.empty() == options.url.empty())
     return fail(Code::kInvalid, kOperation,
                 "expected either a command that starts a server or the address of a running one");
+  if (options.command.empty() && (options.engines || options.gpus_per_engine != 1))
+    return fail(Code::kInvalid, kOperation,
+                "a number of engines, or of GPUs per engine, is for servers that the worker starts by a command");
+  const auto has_word = [&](std::string_view word) { return options.command.find(word) != std::string::npos; };
+  const bool is_parallel = has_word("--tensor-parallel-size") || has_word(" --tp") || has_word(" -tp ");
+  if (is_parallel && !has_word("{gpus}") && options.gpus_per_engine == 1 && !options.engines)
+    return fail(Code::kInvalid, kOperation,
+                "the command starts an engine on several GPUs, and each gets --gpus-per-engine, which is 1: set that "
+                "to the number of GPUs, and write {{gpus}} in its place in the command");
+  if (options.engines == 0 || options.gpus_per_engine == 0)
+    return fail(Code::kInvalid, kOperation, "expected at least one engine with at least one GPU");
   if (!options.command.empty())
     for (const char* placeholder : {"{model}", "{port}"})
       if (options.command.find(placeholder) == std::string::npos)

@@ -16,7 +16,7 @@ enum class EngineKind { kBuiltin, kSglang, kVllm };
 
 struct EngineOptions {
   EngineKind kind = EngineKind::kBuiltin;
-  std::size_t rollouts_at_once = 256;  // most responses generated at a time
+  std::size_t rollouts_at_once = 256;  // most responses that one engine generates at a time
   // Threads of policy decoding and of libtorch; 0: one per processor. Absent: 1 for the built-in engine on a CPU, which
   // several workers may share; otherwise 0.
   std::optional<unsigned> threads;
@@ -24,13 +24,16 @@ struct EngineOptions {
   // The built-in engine. Empty in a program without libtorch, otherwise make_builtin_engine().
   std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
   std::string device = "cpu";      // cpu, cuda or cuda:N
-  std::optional<Bytes> cache_max;  // for keys and values; absent: as much as the engine takes
+  std::optional<Bytes> cache_max;  // for keys and values; absent: BuiltinOptions::cache_max
 
-  // A server as engine: exactly one of the two is set. `command`: a shell command that starts a server; in it, {model}
-  // and {port} stand for the policy's folder and the port to listen on. `url`: the address of a running server that
-  // reads the folder.
+  // A server as engine: exactly one of the two is set. `command`: a shell command that starts a server; in it, {model},
+  // {port} and {gpus} stand for the policy's folder, the port to listen on and gpus_per_engine. `url`: the address of a
+  // running server that reads the folder.
   std::string command, url;
-  std::filesystem::path folder;                  // for the policy's files; empty: a new folder in memory
+  std::size_t gpus_per_engine = 1;     // of a server that this worker starts
+  std::optional<std::size_t> engines;  // number of servers to start; absent: GPUs of the machine / gpus_per_engine
+  std::string visible_gpus;            // CUDA_VISIBLE_DEVICES of the server; empty: that of this process
+  std::filesystem::path folder;        // for the policy's files; empty: a new folder in memory
   Duration patience = std::chrono::minutes(10);  // timeout of the server's start, of loading a policy, and of an answer
   // Timeout of a call that only pauses or resumes. If the engine behind a live server is dead, such a call may never
   // return.

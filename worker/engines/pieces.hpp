@@ -10,8 +10,8 @@ namespace echoline::worker {
 
 struct Task;
 
-// Appends all tokens of the answer to `response`, and none if any check fails (kCorrupt). `versions`: under which the
-// tokens were drawn.
+// Appends all tokens of the answer to `response`, and none if a check fails (kCorrupt). `versions`: the versions under
+// which the tokens were sampled.
 Status append_sampled(const Task& task, const SampleRequest& sample_request, const SampleResponse& sampled,
                       const std::vector<Span>& versions, Response& response);
 

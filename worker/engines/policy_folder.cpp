@@ -28,7 +28,7 @@ constexpr const char* kLock = ".echoline-worker";  // file in the folder, locked
 // and adapter.
 constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-", *kArriving = ".arriving",
                      *kArrivingAdapter = ".arriving-adapter";
-constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // the end of the names of all B
+constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // the names of all B matrices of an adapter end so
 constexpr int kFoldersMax = 1000;
 constexpr std::uint64_t kOtherBytes = 16 << 20;  // space for headers and other files
 
@@ -125,12 +125,13 @@ PolicyFolder::~PolicyFolder() {
 void PolicyFolder::decode_part(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
 
 Status PolicyFolder::install(const overlay::Publication& publication) {
+  ++revision_;
   if (!publication.base) {
     ECHO_TRY(install_snapshot(publication));
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
     ECHO_TRY(check_base_unchanged(written));
-    version_.reset();
+    version_.reset();  // the files hold no version until all is written
     for (const delta::TensorWrite& tensor_write : written) apply_write(tensor_write);
   }
   version_ = publication.version;
@@ -150,7 +151,7 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     return std::move(state).error();
   }
   const delta::StateView tensors = state->view();
-  const bool is_in_new_files =
+  const bool is_in_new_files =  // make_state() has made files for this snapshot
       arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data();
   if (is_in_new_files) {
     version_.reset();
@@ -164,6 +165,7 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     version_.reset();
     return publish_files();
   }
+  // With an adapter, equal tensors are left out, so that check_base_unchanged() sees only the changed ones.
   std::vector<delta::TensorWrite> writes;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!has_adapter() || !std::ranges::equal(tensors[i].bytes, weights_->memory[i]))
@@ -192,36 +194,37 @@ Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layou
 }
 
 Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
-  // The files begin with tensors of zeros. One range of untouched memory, which takes no space, is the content of all.
+  // The files hold the policy's tensors and the repeated one. An adapter's tensors stay in memory instead.
   std::uint64_t total_bytes = 0, largest_bytes = 1;
-  delta::StateView with_repeated_tensor, adapter;
-  std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(with_repeated_tensor),
+  delta::StateView file_tensors, adapter;
+  std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(file_tensors),
                               [this](const delta::TensorView& tensor) { return is_of_adapter(tensor); });
   if (has_adapter() == adapter.empty())
     return fail(Code::kInvalid, "install policy", "{} tensors of an adapter, expected {}", adapter.size(),
                 has_adapter() ? "some" : "none");
   for (const delta::TensorView& tensor : layout)
     if (repeated_ && tensor.name == repeated_->source_name) {
-      with_repeated_tensor.push_back(tensor);
-      with_repeated_tensor.back().name = repeated_->copy_name;
+      file_tensors.push_back(tensor);
+      file_tensors.back().name = repeated_->copy_name;
     }
   std::vector<std::uint64_t> sizes;
-  for (const delta::TensorView& tensor : with_repeated_tensor) {
+  for (const delta::TensorView& tensor : file_tensors) {
     ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
     sizes.push_back(bytes);
     total_bytes += bytes;
     largest_bytes = std::max(largest_bytes, bytes);
   }
   ECHO_TRY(check_free_space(total_bytes));
+  // The files begin with tensors of zeros. One range of untouched memory, which takes no space, is the content of all.
   void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (zeros == MAP_FAILED) return os_error("install policy", path_);
   const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
-  for (std::size_t i = 0; i < with_repeated_tensor.size(); ++i)
-    with_repeated_tensor[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
+  for (std::size_t i = 0; i < file_tensors.size(); ++i)
+    file_tensors[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
   const fs::path folder = path_ / kArriving;
   std::error_code ec;
   fs::remove_all(folder, ec);
-  ECHO_TRY(delta::write_checkpoint(folder, with_repeated_tensor));
+  ECHO_TRY(delta::write_checkpoint(folder, file_tensors));
 
   auto weights = std::make_shared<Weights>();
   ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
@@ -272,14 +275,14 @@ Status PolicyFolder::publish_files() {
   }
   fs::remove(path_ / kArriving, ec);
   weights_ = std::exchange(arriving_weights_, nullptr);
-  changed_.assign(weights_->policy.size(), true);
+  changed_in_.assign(weights_->policy.size(), revision_);
   return ok();
 }
 
-std::vector<std::string> PolicyFolder::changed_tensors() const {
+std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) const {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < weights_->policy.size(); ++i) {
-    if (!changed_[i]) continue;
+    if (changed_in_[i] <= since) continue;
     names.push_back(weights_->policy[i].name);
     if (weights_->repeated_index == i) names.push_back(repeated_->copy_name);
   }
@@ -287,7 +290,7 @@ std::vector<std::string> PolicyFolder::changed_tensors() const {
 }
 
 void PolicyFolder::apply_write(const delta::TensorWrite& write) {
-  if (write.whole || !write.positions.empty()) changed_[write.tensor] = true;
+  if (write.whole || !write.positions.empty()) changed_in_[write.tensor] = revision_;
   write.write_to(weights_->memory[write.tensor].subspan(write.first_byte, write.byte_count));
   if (write.tensor == weights_->repeated_index)
     write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
@@ -321,7 +324,8 @@ bool PolicyFolder::adapter_is_zero() const {
   return true;
 }
 
-Result<fs::path> PolicyFolder::write_adapter(const std::string& name) const {
+Result<fs::path> PolicyFolder::write_adapter(const std::string& name, const void* user) {
+  adapter_users_[name].insert(user);
   const fs::path folder = path_ / name, arriving = path_ / kArrivingAdapter;
   std::error_code ec;
   if (fs::exists(folder, ec)) return folder;
@@ -335,7 +339,11 @@ Result<fs::path> PolicyFolder::write_adapter(const std::string& name) const {
   return folder;
 }
 
-void PolicyFolder::remove_adapter(const std::string& name) const {
+void PolicyFolder::remove_adapter(const std::string& name, const void* user) {
+  std::set<const void*>& users = adapter_users_[name];
+  users.erase(user);
+  if (!users.empty()) return;
+  adapter_users_.erase(name);
   std::error_code ignored;
   fs::remove_all(path_ / name, ignored);
 }

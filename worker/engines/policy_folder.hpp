@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,9 @@ struct RepeatedTensor {
 // With an adapter, the files contain the base, and are not written again after the first snapshot. Each version's
 // adapter has a subfolder of its own in PEFT's format, because a server may read it later, and again.
 //
-// Use from one thread. The folder belongs to this object and is removed with it. If a process is killed, the next one
-// removes its folder. The folder has the policy's size. The first snapshot is decoded into its files. Later ones take
-// the same memory again, and a delta 6 bytes per changed value.
+// Several engines may read one folder. Use from one thread. The folder belongs to this object and is removed with it.
+// If a process is killed, the next one removes its folder. The folder has the policy's size. The first snapshot is
+// decoded into its files. Later ones take the same memory again, and a delta 6 bytes per changed value.
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `chosen_path`: a folder that is absent, empty, or made by this
@@ -48,7 +49,7 @@ class PolicyFolder {
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
 
-  // Decodes bytes of a snapshot, or of a delta on the installed version. Writes nothing.
+  // Decodes bytes of a snapshot, or of a delta on the installed version. Does not change the installed policy's files.
   void decode_part(const overlay::PublicationPart& part);
   // Writes the publication's weights into the files; its version is then the installed one. Errors as of
   // Engine::install(), and kExhausted: the files do not fit the file system; kInvalid: the base of an adapter has
@@ -56,16 +57,18 @@ class PolicyFolder {
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
   const overlay::Digest& digest() const { return digest_; }
-  // Names of the tensors written since forget_changes(), in the order of the files.
-  std::vector<std::string> changed_tensors() const;
-  void forget_changes() { changed_.assign(weights_->policy.size(), false); }
+  // Number of calls of install().
+  std::uint64_t revision() const { return revision_; }
+  // Names of the tensors written after revision `since`, in the order of the files.
+  std::vector<std::string> changed_tensors(std::uint64_t since) const;
 
   bool has_adapter() const { return !adapter_config_.empty(); }
   // Whether the adapter changes nothing: all its lora_B are 0, as before the first step.
   bool adapter_is_zero() const;
-  // Writes the installed policy's adapter into the subfolder `name`, unless that exists, and returns its path.
-  Result<std::filesystem::path> write_adapter(const std::string& name) const;
-  void remove_adapter(const std::string& name) const;
+  // Writes the installed policy's adapter into the subfolder `name`, unless that exists, and returns its path. The
+  // subfolder stays until all its users have removed it. A user is an engine, by its address.
+  Result<std::filesystem::path> write_adapter(const std::string& name, const void* user);
+  void remove_adapter(const std::string& name, const void* user);
 
   const std::filesystem::path& path() const { return path_; }
   bool is_new() const { return is_new_; }  // this process has created it
@@ -103,7 +106,9 @@ class PolicyFolder {
   std::unique_ptr<Descriptor> lock_;
   std::shared_ptr<Weights> weights_ = std::make_shared<Weights>();  // of the installed policy
   std::shared_ptr<Weights> arriving_weights_;                       // of a snapshot that replaces them; may be null
-  std::vector<bool> changed_;                                       // by tensor: written since forget_changes()
+  std::vector<std::uint64_t> changed_in_;                           // by tensor: the revision that wrote it last
+  std::uint64_t revision_ = 0;
+  std::map<std::string, std::set<const void*>> adapter_users_;  // by name of the subfolder
   std::optional<Version> version_;
   overlay::Digest digest_{};
   const unsigned threads_;

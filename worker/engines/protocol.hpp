@@ -74,8 +74,8 @@ struct Handover {
 struct AdapterLimits {
   std::size_t at_once = 1;  // different adapters in one batch
   // Absent: the server does not say, or takes all.
-  std::optional<std::int64_t> rank;                 // highest
-  std::optional<std::vector<std::string>> modules;  // to which adapters apply; it ignores what they have for others
+  std::optional<std::int64_t> rank;                 // the highest rank
+  std::optional<std::vector<std::string>> modules;  // that it applies adapters to; it ignores matrices for others
 };
 
 // Parses answers defensively. The error kCorrupt names the expected and the found value.
@@ -109,8 +109,8 @@ class Protocol {
   // Whether the files must contain the output head as a separate tensor even if the model ties it to the embedding.
   virtual bool needs_separate_head() const { return false; }
 
-  // Requests the log-probabilities of a text under an adapter, empty: under the base. parse_scores() parses the answer;
-  // kStale: it is of another adapter, as far as the server says.
+  // Requests the log-probabilities of a text under an adapter (empty: under the base). parse_scores() parses the
+  // answer; kStale: the server says that they are of another adapter.
   virtual Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const = 0;
   virtual Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
                                           std::string_view body) const = 0;
@@ -133,7 +133,7 @@ class Protocol {
   virtual std::vector<Step> abort_handover() const { return {}; }
   virtual Step resume() const = 0;
   // Adapters are loaded beside each other, while responses go on under earlier ones. adapter_limits() parses the answer
-  // to adapter_limits_request(), of any status. kInvalid: the server was started without adapters, or would end of
+  // to adapter_limits_request(), of any status. kInvalid: the server was started without adapters, or would crash under
   // them.
   virtual Call adapter_limits_request() const = 0;
   virtual Result<AdapterLimits> adapter_limits(int status, std::string_view body) const = 0;

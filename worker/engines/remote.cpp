@@ -12,13 +12,11 @@
 #include "base/log.hpp"
 #include "base/random.hpp"
 #include "base/text.hpp"
-#include "model/model_files.hpp"
 #include "model/probe_text.hpp"
 #include "worker/engines/child.hpp"
 #include "worker/engines/fingerprints.hpp"
+#include "worker/engines/gpus.hpp"
 #include "worker/engines/pieces.hpp"
-#include "worker/engines/policy_folder.hpp"
-#include "worker/engines/protocol.hpp"
 #include "worker/engines/remote_phase.hpp"
 #include "worker/engines/remote_state.hpp"
 #include "worker/engines/served_adapters.hpp"
@@ -29,8 +27,8 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::string_view kOperation = "engine";
-// A request asks for at most this many tokens. That many are lost with a broken connection, and progress is reported
-// at this interval.
+// A request asks for at most this many tokens, because a broken connection loses them, and they count as progress only
+// when the answer comes.
 constexpr std::int64_t kTokensPerRequestMax = 512;
 constexpr int kFailedAttemptsMax = 5;  // consecutive failed attempts before the engine counts as broken
 constexpr int kLossesMax = 3;          // lost requests of one sequence before the sequence counts as the cause
@@ -45,28 +43,26 @@ constexpr int kFailedChecksMax = 3;
 constexpr std::string_view kResumeErrand = "resume", kProbeErrand = "probe";
 // A wait for the server is logged after kWaitLogDelay, and then at an interval.
 constexpr Duration kWaitLogDelay = std::chrono::seconds(10), kWaitLogInterval = std::chrono::minutes(1);
-// Aborted responses have kDrainMax to return, but no more than kDrainQuiet after the last one. A request that arrived
-// during the pause does not return, because it waits at the server.
+// After a pause, the engine waits for aborted responses for at most kDrainMax, and for kDrainQuiet after the last one.
+// It cannot wait for all, because a request that reached the server during the pause is not answered.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kNoTimeout = std::chrono::hours(24);
 constexpr std::size_t kAnswerBytesMax = 64u << 20;
-// A copy of the tied head, for servers that need a head of its own.
-const RepeatedTensor kSeparateHead{.copy_name = "lm_head.weight", .source_name = "model.embed_tokens.weight"};
-constexpr double kSpreadMin = 0.05;  // nats; smaller values say nothing about the temperature
+constexpr double kSpreadMin = 0.05;  // nats; smaller differences of two spreads say nothing about the temperature
 
-class Remote final : public Engine {
+class Remote final : public FolderEngine {
   using enum RemotePhase::Phase;
 
  public:
   Remote(const EngineOptions& options, const Task& task, const EngineHost& host, std::unique_ptr<Protocol> protocol,
-         std::unique_ptr<PolicyFolder> folder)
+         std::shared_ptr<PolicyFolder> folder)
       : options_(options),
         task_(task),
         host_(host),
         protocol_(std::move(protocol)),
         folder_(std::move(folder)),
-        http_("", kNoTimeout, {kAnswerBytesMax, false}),
+        http_(/*key=*/"", kNoTimeout, {.answer_bytes_max = kAnswerBytesMax, .uses_proxies = false}),
         url_(without_trailing_slashes(options.url)) {
     proof_.text = model::probe_text(task.model);
   }
@@ -104,24 +100,39 @@ class Remote final : public Engine {
   void decode_part(const overlay::PublicationPart& part) override { folder_->decode_part(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(status());
-    if (phase_.awaits_health_check() || phase_.is(kLoading)) reset_server();  // the server may be reading the files
+    release_folder();
     ECHO_TRY(folder_->install(publication));
+    begin_load(publication);
+    while (publication.activate && !phase_.is(kReady) && !phase_.is(kBroken)) {
+      if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
+      process_events(kEventsWait);
+      if (host_.on_wait) host_.on_wait();
+    }
+    return status();
+  }
+  void release_folder() override {
+    if (phase_.is(kWaking) && starts_server())
+      server_.read_changing_files = !folder_->has_adapter();  // the files of an adapter's base do not change
+    else if (phase_.awaits_health_check() || phase_.is(kLoading))
+      reset_server();
+  }
+  void begin_load(const overlay::Publication& publication) override {
     schema::PolicyNote note;
     if (!note.ParseFromString(publication.note)) note.Clear();
     proof_.learner_logprobs.assign(note.probe_logprobs().begin(), note.probe_logprobs().end());
-    if (!publication.activate) return ok();
+    if (!publication.activate) return;  // a newer policy waits, so the server need not load this one
     if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest)
       announce_version();
     else if (phase_.is(kReady))
       load(WeightsSource::kLoaded);
     else if (phase_.is(kEmpty))
       phase_.move(kDown);
-    while (!phase_.is(kReady) && !phase_.is(kBroken)) {
-      if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
-      process_events(kEventsWait);
-      if (host_.on_wait) host_.on_wait();
-    }
-    return status();
+  }
+  void advance(Duration wait) override { process_events(wait); }
+  State state() const override {
+    if (phase_.is(kReady)) return State::kReady;
+    if (phase_.is(kLoading)) return State::kLoading;
+    return phase_.is(kBroken) ? State::kBroken : State::kStarting;
   }
   std::optional<Version> version() const override { return held_.version; }
   const overlay::Digest& digest() const override { return held_.digest; }
@@ -203,10 +214,12 @@ class Remote final : public Engine {
     if (!starts_server()) return;
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
-    const std::string command = server_command(options_.command, folder_->path(), port);
-    log::info("starts {}: {}", protocol_->name(), command);
-    auto child =
-        Child::start(command, protocol_->environment(), folder_->is_new() ? folder_->path() : std::filesystem::path());
+    const std::string command = server_command(options_.command, folder_->path(), port, options_.gpus_per_engine);
+    auto environment = protocol_->environment();
+    if (!options_.visible_gpus.empty()) environment.emplace_back(kVisibleGpusVariable, options_.visible_gpus);
+    log::info("starts {}{}: {}", protocol_->name(),
+              options_.visible_gpus.empty() ? "" : " on GPU " + options_.visible_gpus, command);
+    auto child = Child::start(command, environment, folder_->is_new() ? folder_->path() : std::filesystem::path());
     if (!child) return fail_attempt(child.error().message());
     child_ = std::move(*child);
   }
@@ -230,7 +243,10 @@ class Remote final : public Engine {
     attempts_.last_health =
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
-    if (!phase_.is(kSuspected)) return load(starts_server() ? WeightsSource::kStarted : WeightsSource::kLoaded);
+    if (!phase_.is(kSuspected)) {
+      const bool is_of_folder = starts_server() && !server_.read_changing_files;
+      return load(is_of_folder ? WeightsSource::kStarted : WeightsSource::kLoaded);
+    }
     // A child of this worker is still the same process and keeps its weights: a script without errands makes the engine
     // ready again. At an address, another process may answer now.
     begin_script();
@@ -326,14 +342,14 @@ class Remote final : public Engine {
     if (is_new_server) {
       if (!starts_server()) check_served_folder();
       check_temperature();
-      script_.errands.push_back(probe({}, [this](TextScores probed) {
+      script_.errands.push_back(probe(/*adapter=*/{}, [this](TextScores probed) {
         server_.base_logprobs = std::move(probed.logprobs);
         return ok();
       }));
     }
     const std::string name =
         fmt::format("adapter-{}-{}", *held_.target, overlay::to_hex(folder_->digest()).substr(0, 16));
-    const auto folder = folder_->write_adapter(name);
+    const auto folder = folder_->write_adapter(name, this);
     if (!folder) return phase_.mark_broken(folder.error());
     std::set<std::string> used;
     for (const auto& [id, unfinished] : unfinished_) used.insert(unfinished.adapter);
@@ -345,7 +361,7 @@ class Remote final : public Engine {
     check_weights(source, name);
   }
 
-  // Requests under the adapter continue under the newest one; the part of their answer that is on its way is lost.
+  // Requests under the adapter are sent again under the newest one. The answers that they would have had are lost.
   void unload_adapter(const std::string& name, const std::string& next_name) {
     std::vector<std::uint64_t> requests;
     for (const auto& [request, id] : in_flight_)
@@ -354,7 +370,7 @@ class Remote final : public Engine {
     script_.errands.push_back({"unload", protocol_->unload_adapter(name),
                                [this, name, is_next = name == next_name](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 0) return expect_success(answer, "unload of an adapter");
-                                 if (!is_next) folder_->remove_adapter(name);
+                                 if (!is_next) folder_->remove_adapter(name, this);
                                  return ok();  // the server may have lost it before
                                }});
   }
@@ -366,20 +382,20 @@ class Remote final : public Engine {
     if (source == WeightsSource::kStarted) {
       for (const Step& step : protocol_->name_weights(*held_.target)) add_errand("version", step);
       check_temperature();
-      check_weights(source, {});
+      check_weights(source, /*adapter=*/{});
       if (task_.model.family == model::Family::kCarried) check_load();
       return;
     }
     if (!starts_server()) check_served_folder();
     add_load();
-    check_weights(source, {});
-    if (!starts_server()) check_temperature();
+    check_weights(source, /*adapter=*/{});
+    if (!starts_server() || server_.read_changing_files) check_temperature();
   }
 
   // Adds the errands that load the target, from the pause to the resumption.
   void add_load() {
     add_errand("pause", protocol_->pause());
-    if (!protocol_->keeps_responses()) script_.errands.push_back({});
+    if (!protocol_->keeps_responses()) script_.errands.push_back({});  // waits for the aborted responses
     if (server_.has_receiver)
       hand_over();
     else
@@ -387,12 +403,12 @@ class Remote final : public Engine {
     add_errand(kResumeErrand, protocol_->resume());
   }
 
-  // The server has started on the target, and its answers are known. Loads the target once more: the answers must stay
-  // the same, or loads of this model damage its weights (vLLM 0.32 on a CPU does that to mixtures of experts). For
-  // carried models only: the learner says what the answers of the others must be.
+  // The server has started on the target, and its answers are known. Loads the target once more. If the answers change,
+  // loads damage the weights of this model, as vLLM 0.32 on a CPU does with mixtures of experts. For carried models
+  // only: with other models, the learner's log-probabilities show such damage.
   void check_load() {
     add_load();
-    script_.errands.push_back(probe({}, [this](TextScores probed) -> Status {
+    script_.errands.push_back(probe(/*adapter=*/{}, [this](TextScores probed) -> Status {
       const double bound = server_.noise.bound(proof_.truth.usual_distance()).value_or(ProbeNoise::kNoiseMin);
       if (judge(probed.logprobs, bound) == Fingerprints::Verdict::kSame) return ok();
       const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
@@ -418,7 +434,7 @@ class Remote final : public Engine {
   void hand_over() {
     script_.handed_over = true;
     std::vector<std::string> changed;
-    if (server_.receiver_version) changed = folder_->changed_tensors();
+    if (server_.receiver_version) changed = folder_->changed_tensors(server_.receiver_revision);
     for (const Step& step : protocol_->hand_over({*held_.target, server_.receiver_version, std::move(changed)}))
       script_.errands.push_back({.name = "update",
                                  .call = step.call,
@@ -486,7 +502,7 @@ class Remote final : public Engine {
     const std::optional<Call> call = protocol_->served_folder_request();
     if (!call) return;
     script_.errands.push_back({"model", call, [this](const HttpAnswer& answer) -> Status {
-                                 if (answer.status == 404 || answer.status == 405) return ok();
+                                 if (answer.status == 404 || answer.status == 405) return ok();  // it cannot tell
                                  ECHO_TRY(expect_success(answer, protocol_->served_folder_request()->path));
                                  const std::filesystem::path served = protocol_->parse_served_folder(answer.body);
                                  std::error_code ec;
@@ -522,7 +538,7 @@ class Remote final : public Engine {
       held_.digest = folder_->digest();
       if (script_.handed_over) {
         server_.receiver_version = held_.target;
-        folder_->forget_changes();
+        server_.receiver_revision = folder_->revision();
       }
       std::string times;
       for (const auto& [name, time] : script_.times) times += fmt::format(", {} {:.3f}", name, seconds(time));
@@ -598,7 +614,7 @@ class Remote final : public Engine {
                                .long_work = step.long_work});
   }
 
-  // Returns an error unless the status is 200. `path` names the call in the error.
+  // Returns an error unless the status is 200 (0: no answer came). `path` names the call in the error.
   Status expect_success(const HttpAnswer& answer, const std::string& path) const {
     if (answer.status == 200) return ok();
     if (answer.status == 0) return fail(Code::kUnavailable, kOperation, "{}: {}", path, answer.trouble);
@@ -647,7 +663,7 @@ class Remote final : public Engine {
     }));
   }
 
-  // Judges answers to the probe under the policy in the folder.
+  // Judges an answer to the probe, which should be that of the policy in the folder.
   Fingerprints::Verdict judge(const std::vector<double>& logprobs, double noise) const {
     using Verdict = Fingerprints::Verdict;
     if (folder_->has_adapter()) {
@@ -938,15 +954,15 @@ class Remote final : public Engine {
   const Task& task_;
   const EngineHost host_;
   std::unique_ptr<Protocol> protocol_;
-  std::unique_ptr<PolicyFolder> folder_;
+  std::shared_ptr<PolicyFolder> folder_;
   std::unique_ptr<Child> child_;  // must end before its folder is removed
   HttpClient http_;
   std::string url_;
   Server server_;
 
-  std::map<std::uint64_t, Unfinished> unfinished_;
-  std::deque<std::uint64_t> queue_;                   // sequences without a request
-  std::map<std::uint64_t, std::uint64_t> in_flight_;  // the other sequences, by request
+  std::map<std::uint64_t, Unfinished> unfinished_;    // by the sequence's id
+  std::deque<std::uint64_t> queue_;                   // ids of sequences without a request
+  std::map<std::uint64_t, std::uint64_t> in_flight_;  // request -> id of its sequence
   std::vector<Outcome> outcomes_;                     // poll() returns them
   TimePoint last_answer_at_{};
 
@@ -956,39 +972,17 @@ class Remote final : public Engine {
   Held held_;
   ServedAdapters adapters_;
   Proof proof_;
-  TimePoint refused_since_ = kNever, last_wait_step_at_{};
+  TimePoint refused_since_ = kNever;  // since then, the server has answered that it is busy; kNever: it does not
+  TimePoint last_wait_step_at_{};     // when a second of waiting last counted as progress
   std::uint64_t progress_ = 0;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options, const Task& task,
-                                                   const EngineHost& host) {
-  const schema::RunSpec& spec = task.spec;
-  auto protocol = options.kind == EngineKind::kSglang ? sglang_protocol() : vllm_protocol();
-  if (spec.top_p() < 1 || spec.top_k() > 0 || spec.min_p() > 0)
-    return fail(Code::kInvalid, kOperation,
-                "the run samples with top_p {}, top_k {} and min_p {}, and {} does not report log-probabilities "
-                "under these: set rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the "
-                "built-in engine",
-                spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
-  const bool carried = task.model.family == model::Family::kCarried;
-  // The base of an adapter is not loaded again after the server's start.
-  const bool use_separate_head =
-      !carried && !task.model.adapter && task.model.tie_embeddings && protocol->needs_separate_head();
-  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
-                                           [&] {
-                                             model::ModelConfig config = task.model;
-                                             config.eos = task.phrasing->eos();
-                                             if (use_separate_head) config.tie_embeddings = false;
-                                             return config;
-                                           }(),
-                                           task.phrasing->tokenizer()));
-  for (const auto& [name, text] : spec.model_files()) files.content[name] = text;
-  ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options),
-                                              use_separate_head ? std::optional(kSeparateHead) : std::nullopt,
-                                              task.model.adapter ? task.model.adapter->to_json() : std::string()));
-  return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));
+std::unique_ptr<FolderEngine> make_folder_engine(const EngineOptions& options, const Task& task, const EngineHost& host,
+                                                 std::unique_ptr<Protocol> protocol,
+                                                 std::shared_ptr<PolicyFolder> folder) {
+  return std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder));
 }
 
 }  // namespace echoline::worker

@@ -1,15 +1,37 @@
-// An engine that is an HTTP server: SGLang or vLLM.
+// Engines that are HTTP servers: SGLang or vLLM.
 #pragma once
 #include <memory>
 
 #include "worker/engines/make.hpp"
+#include "worker/engines/policy_folder.hpp"
+#include "worker/engines/protocol.hpp"
 
 namespace echoline::worker {
 
-// Implements Engine. It keeps the policy as a directory that the server reads. It starts the server with the first
-// policy, or waits for a running one, has it load each installed policy, and verifies the result. If the server dies,
-// hangs or has wrong weights, the sequences inside are continued later from their last tokens. kInvalid: the engine
-// cannot report log-probabilities for the run's sampling.
+// An engine with one inference server, which reads a policy folder. Several engines of a worker may share the folder.
+// Private to worker/engines/.
+class FolderEngine : public Engine {
+ public:
+  enum class State { kStarting, kLoading, kReady, kBroken };  // kStarting: also before the first policy
+
+  virtual State state() const = 0;
+  // Prepares a change of the folder's files. The state must not be kLoading, unless the engine may be reset.
+  virtual void release_folder() = 0;
+  // Begins to load the policy that `publication` has put into the folder. advance() goes on with it.
+  virtual void begin_load(const overlay::Publication& publication) = 0;
+  // Takes answers, which it awaits for at most `wait`, and sends what is due.
+  virtual void advance(Duration wait) = 0;
+};
+
+// Makes an Engine that keeps the policy as a directory, which the server reads. With the first policy, it starts the
+// server or waits for a running one. It has the server load each installed policy, and verifies the result. If the
+// server dies, hangs or has wrong weights, unfinished sequences go on from their last tokens once it works again.
+std::unique_ptr<FolderEngine> make_folder_engine(const EngineOptions& options, const Task& task, const EngineHost& host,
+                                                 std::unique_ptr<Protocol> protocol,
+                                                 std::shared_ptr<PolicyFolder> folder);
+
+// Makes the engine of a worker that generates with inference servers: a folder engine, or a set of them that share the
+// folder. kInvalid: the server cannot report log-probabilities for the run's sampling, or there are too few GPUs.
 Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options, const Task& task,
                                                    const EngineHost& host);
 

@@ -17,8 +17,8 @@ class RemotePhase {
     kEmpty,      // no policy yet
     kDown,       // waits for the next attempt
     kWaking,     // waits until the server is healthy; a server started by this worker reads the policy as it starts
-    kSuspected,  // like kWaking, after an odd answer; the server may have kept its weights and requests.
-    kLoading,    // a script of calls brings it to the newest policy and verifies it
+    kSuspected,  // like kWaking, after an unexpected answer of a ready server, which may have kept weights and requests
+    kLoading,    // a sequence of HTTP calls loads the newest policy into the server and verifies it
     kReady,
     kBroken,  // permanently: there is no way to another phase
   };

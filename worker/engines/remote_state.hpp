@@ -1,5 +1,8 @@
-// The parts of a remote engine's state. Private to worker/engines/.
+// The parts of a remote engine's state. The engine brings its server to a policy by a script: a list of errands, each
+// an HTTP call. A probe among them requests log-probabilities of a fixed text, which show whether the server has the
+// right weights. Private to worker/engines/.
 #pragma once
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -26,13 +29,13 @@ struct Unfinished {
   Sequence sequence;
   Response response;          // what was generated so far
   std::uint64_t request = 0;  // 0: in the queue
-  Version requested_under{};  // the version that the server had at that time, or that of `adapter`
-  std::string adapter;        // with which its last tokens were requested
-  int losses = 0;
+  Version requested_under{};  // the server's version at the last request, or that of `adapter`
+  std::string adapter;        // the adapter under which its last tokens were requested
+  int losses = 0;             // number of its requests that failed or were lost with the server
 };
 
-// One step of the script that brings the server to a policy: a call, and the function that takes the answer. Without
-// a call: wait for aborted responses to return.
+// One step of a script: a call, and the function that takes the answer. An errand without a call waits for aborted
+// responses to return.
 struct Errand {
   std::string_view name;  // for the log
   std::optional<Call> call;
@@ -41,7 +44,7 @@ struct Errand {
   bool by_receiver = false;  // a call of hand_over()
 };
 
-// Checks of the health beside a long call.
+// Health checks during a long call.
 struct Watch {
   std::uint64_t request = 0;
   TimePoint next_check{};
@@ -49,7 +52,7 @@ struct Watch {
 };
 
 struct Script {
-  std::deque<Errand> errands;
+  std::deque<Errand> errands;     // not answered yet
   std::uint64_t request = 0;      // of the first errand, or of a health check
   TimePoint drained_by = kNever;  // deadline of an errand without a call
   // The probe that follows the resumption, if it was sent before the resumption: see advance_script().
@@ -58,14 +61,14 @@ struct Script {
   TimePoint begun{}, step_begun{};
   std::vector<std::pair<std::string_view, Duration>> times;  // of the finished errands, by name
   Watch watch;
-  bool handed_over = false;  // to the receiver
-  bool draws_go_on = false;  // requests are sent under the adapter before the new one
+  bool handed_over = false;  // the receiver loads the policy
+  bool draws_go_on = false;  // new requests are sent during the script, under the previous adapter
 };
 
-// Attempts to get the engine to work.
+// Attempts to get a healthy server with the right policy.
 struct Attempts {
-  int failed = 0;  // consecutive
-  TimePoint next_attempt{}, deadline{}, next_health_check{};
+  int failed = 0;                                             // consecutive
+  TimePoint next_attempt{}, deadline{}, next_health_check{};  // `deadline`: of the current attempt
   TimePoint wait_begun{}, next_log = kNever;  // of the wait for a server; kNever: nothing was logged about it
   std::string last_health = "no answer";
 };
@@ -82,7 +85,10 @@ struct Server {
   bool is_interface_known = false;
   bool has_receiver = false;                // see Handover
   std::optional<Version> receiver_version;  // the version that the receiver has loaded
-  std::vector<double> base_logprobs;        // of the probe's text without an adapter
+  std::uint64_t receiver_revision = 0;      // PolicyFolder::revision() at that time
+  // The folder changed while the server started, so it may have weights of several versions.
+  bool read_changing_files = false;
+  std::vector<double> base_logprobs;  // of the probe's text without an adapter
   ProbeNoise noise;
 };
 

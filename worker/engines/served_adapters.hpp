@@ -60,7 +60,7 @@ class ServedAdapters {
   // Before the load of `name`: gives up the adapters that are neither the newest nor in `used`, and then the oldest
   // until there is room for one more. Returns the names of all that the server should unload.
   std::vector<std::string> make_room(const std::string& name, const std::set<std::string>& used) {
-    std::vector<std::string> names = std::exchange(abandoned_, {name});  // add() takes it from there
+    std::vector<std::string> names = std::exchange(abandoned_, {name});  // until add(), it may be loaded or not
     const auto give_up = [&](auto it) {
       names.push_back(it->name);
       return adapters_.erase(it);
@@ -79,7 +79,7 @@ class ServedAdapters {
  private:
   std::size_t limit_ = 1;
   std::deque<Adapter> adapters_;        // oldest first
-  std::vector<std::string> abandoned_;  // the server may have them
+  std::vector<std::string> abandoned_;  // adapters that the server may still have, and that no request may name
 };
 
 }  // namespace echoline::worker

@@ -66,7 +66,7 @@ class Sglang final : public Protocol {
     }
     sampled.tokens = std::move(scored.tokens);
     sampled.logprobs = std::move(scored.logprobs);
-    // The version is of the base; an adapter does not change during a response.
+    // The version is that of the base. Under an adapter it does not matter, because it stays the same for a response.
     if (const auto weights_name = text_of(at(answer, "meta_info", "weight_version"));
         weights_name && request.adapter.empty())
       sampled.spans = {{*weights_name, sampled.tokens.size()}};

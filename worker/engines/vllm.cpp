@@ -38,7 +38,7 @@ class Vllm final : public Protocol {
   }
 
   std::optional<Call> interface_request() const override {
-    return post(kGenerate, {{"token_ids", {0}}, {"sampling_params", sampling(1, 1)}});
+    return post(kGenerate, {{"token_ids", {0}}, {"sampling_params", sampling(/*temperature=*/1, /*tokens_max=*/1)}});
   }
   Status on_interface_response(int status, std::string_view body) override {
     has_generate_endpoint_ = false;
@@ -118,14 +118,15 @@ class Vllm final : public Protocol {
       ECHO_ASSIGN(const double logprob, logprob_of(has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i]));
       sampled.logprobs.push_back(logprob);
     }
-    // The spans are of the base; an adapter does not change during a response.
+    // The spans name versions of the base. Under an adapter they do not matter, because it stays the same for a
+    // response.
     if (has_generate_endpoint_ && request.adapter.empty()) ECHO_TRY(read_spans(at(choice, "weight_versions"), sampled));
     return sampled;
   }
 
   Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
-    json params = sampling(1, 1);
-    params["prompt_logprobs"] = 0;
+    json params = sampling(/*temperature=*/1, /*tokens_max=*/1);
+    params["prompt_logprobs"] = 0;  // those of the prompt's own tokens
     params["ignore_eos"] = true;
     return completion(text, std::move(params), adapter);
   }
@@ -151,8 +152,8 @@ class Vllm final : public Protocol {
   }
 
   Call spread_request(const std::vector<model::Token>& text, double temperature) const override {
-    json params = sampling(temperature, 1);
-    params["logprobs"] = 5;
+    json params = sampling(temperature, /*tokens_max=*/1);
+    params["logprobs"] = kSpreadTokens;
     params["return_tokens_as_token_ids"] = true;  // otherwise two tokens with the same text would be one
     return completion(text, std::move(params), {});
   }
@@ -168,7 +169,7 @@ class Vllm final : public Protocol {
       highest.push_back(logprob);
     }
     std::sort(highest.rbegin(), highest.rend());
-    highest.resize(std::min<std::size_t>(highest.size(), 5));  // the sampled token may be a sixth entry
+    highest.resize(std::min(highest.size(), kSpreadTokens));  // the sampled token may be an entry more
     return highest.empty() ? 0.0 : highest.front() - highest.back();
   }
   std::string_view temperature_logprobs_hint() const override {
@@ -213,8 +214,8 @@ class Vllm final : public Protocol {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     const json& config = at(answer, "vllm_config", "lora_config");
     if (config.is_null()) return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
-    // On a CPU, vLLM 0.32 wraps the output head if it is not left out. Its engine then ends at the first probe (a
-    // prompt with log-probabilities) under an adapter beside another request.
+    // On a CPU, vLLM 0.32 wraps the output head for adapters unless target_modules leaves it out. Its engine then ends
+    // at the first probe (a prompt with log-probabilities) under an adapter, if it computes another request, too.
     if (at(config, "target_modules").is_null() && config.contains("target_modules") &&
         at(answer, "vllm_config", "device_config", "device") == "cpu")
       return fail(Code::kInvalid, "engine",
@@ -252,6 +253,7 @@ class Vllm final : public Protocol {
 
  private:
   static constexpr const char* kGenerate = "/inference/v1/generate";
+  static constexpr std::size_t kSpreadTokens = 5;  // the spread is from the most likely token to the fifth
   // Modules that vLLM computes together, under another name.
   inline static const std::vector<const char*> kPackedAttention{"q_proj", "k_proj", "v_proj"},
       kPackedGate{"gate_proj", "up_proj"}, kNotPacked{};

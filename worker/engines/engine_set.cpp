@@ -1,0 +1,157 @@
+// Distributes sequences over a worker's inference servers, and brings each policy to all of them.
+#include "worker/engines/engine_set.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/log.hpp"
+#include "base/parallel.hpp"
+
+namespace echoline::worker {
+namespace {
+
+using EngineState = FolderEngine::State;
+
+// advance() waits for one engine at a time, so an answer to another may lie this long.
+constexpr Duration kAwaitOne = std::chrono::milliseconds(2);
+
+}  // namespace
+
+// At the same time, because a server may take seconds to end.
+EngineSet::~EngineSet() {
+  for_each_parallel(engines_.size(), static_cast<unsigned>(engines_.size()),
+                    [this](unsigned, std::size_t i) { engines_[i].reset(); });
+}
+
+std::size_t EngineSet::capacity() const {
+  std::size_t sum = 0;
+  for (const auto& engine : engines_)
+    sum += engine->state() == EngineState::kReady ? engine->capacity() : engine->sequences_in_progress();
+  return sum;
+}
+
+std::ptrdiff_t EngineSet::room(const FolderEngine& engine) const {
+  return static_cast<std::ptrdiff_t>(engine.capacity()) - static_cast<std::ptrdiff_t>(engine.sequences_in_progress());
+}
+
+// The ready engine with the most room; if none is ready, the one with the most room that is not broken. Equal prompts
+// that come together stay together while there is room, because an engine reads them once.
+std::size_t EngineSet::choose_engine(const Sequence& sequence) const {
+  const FolderEngine& last = *engines_[last_assigned_];
+  if (last.state() == EngineState::kReady && room(last) > 0 && sequence.prompt == last_prompt_) return last_assigned_;
+  const auto rank = [this](std::size_t i) {
+    const EngineState state = engines_[i]->state();
+    return std::tuple(state == EngineState::kReady, state != EngineState::kBroken, room(*engines_[i]));
+  };
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < engines_.size(); ++i)
+    if (rank(i) > rank(best)) best = i;
+  return best;
+}
+
+void EngineSet::assign(Sequence sequence) {
+  last_assigned_ = choose_engine(sequence);
+  last_prompt_ = sequence.prompt;
+  assigned_[sequence.id] = {last_assigned_, sequence};
+  engines_[last_assigned_]->submit(std::move(sequence));
+}
+
+void EngineSet::submit(Sequence sequence) { assign(std::move(sequence)); }
+
+std::vector<Outcome> EngineSet::poll(Duration time) {
+  const TimePoint end = clock_.now() + time;
+  std::vector<Outcome> outcomes;
+  for (;;) {
+    for (const auto& engine : engines_)
+      for (Outcome& outcome : engine->poll(Duration{}))
+        if (assigned_.erase(outcome.id) > 0) outcomes.push_back(std::move(outcome));
+    reassign_of_broken();
+    const bool is_over = !outcomes.empty() || assigned_.empty() || clock_.now() >= end;
+    if (is_over || !status() || (host_.policy_waits && *host_.policy_waits)) return outcomes;
+    advance();
+  }
+}
+
+void EngineSet::reassign_of_broken() {
+  if (!status()) return;
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    FolderEngine& engine = *engines_[i];
+    if (engine.state() != EngineState::kBroken || engine.sequences_in_progress() == 0) continue;
+    std::vector<Sequence> sequences;
+    for (const auto& [id, assigned] : assigned_)
+      if (assigned.engine == i) sequences.push_back(assigned.sequence);
+    log::error("engine {} of {} is given up: {}; its {} responses begin again on the others", i + 1, engines_.size(),
+               engine.status().error().detail, sequences.size());
+    for (Sequence& sequence : sequences) {
+      engine.abort(sequence.id);
+      assign(std::move(sequence));
+    }
+  }
+}
+
+void EngineSet::abort(std::uint64_t id) {
+  const auto it = assigned_.find(id);
+  if (it == assigned_.end()) return;
+  engines_[it->second.engine]->abort(id);
+  assigned_.erase(it);
+}
+
+std::uint64_t EngineSet::progress() const {
+  std::uint64_t sum = 0;
+  for (const auto& engine : engines_) sum += engine->progress();
+  return sum;
+}
+
+void EngineSet::advance() {
+  for (const auto& engine : engines_) engine->advance(Duration{});
+  // A broken engine would not wait.
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    FolderEngine& engine = *engines_[next_awaited_++ % engines_.size()];
+    if (engine.state() != EngineState::kBroken) return engine.advance(kAwaitOne);
+  }
+}
+
+Status EngineSet::advance_until(const std::function<bool()>& is_over) {
+  while (!is_over()) {
+    if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
+    advance();
+    if (host_.on_wait) host_.on_wait();
+  }
+  return status();
+}
+
+Status EngineSet::install(const overlay::Publication& publication) {
+  ECHO_TRY(status());
+  const auto has_any = [this](EngineState state) {
+    return std::ranges::any_of(engines_, [state](const auto& engine) { return engine->state() == state; });
+  };
+  // An engine that has restarted reads the folder.
+  ECHO_TRY(advance_until([&] { return !has_any(EngineState::kLoading); }));
+  for (const auto& engine : engines_) engine->release_folder();
+  ECHO_TRY(folder_->install(publication));
+  for (const auto& engine : engines_) engine->begin_load(publication);
+  if (!publication.activate) return status();
+  return advance_until([&] {
+    if (has_any(EngineState::kLoading)) return false;
+    return has_any(EngineState::kReady) || !has_any(EngineState::kStarting);
+  });
+}
+
+const Engine& EngineSet::oldest_engine() const {
+  const auto rank = [](const FolderEngine& engine) {
+    return std::tuple(engine.state() != EngineState::kReady, !engine.version(), engine.version());
+  };
+  return **std::ranges::min_element(engines_, [&](const auto& a, const auto& b) { return rank(*a) < rank(*b); });
+}
+
+bool EngineSet::can_take_work() const {
+  return std::ranges::any_of(engines_, [](const auto& engine) { return engine->state() == EngineState::kReady; });
+}
+
+Status EngineSet::status() const {
+  for (const auto& engine : engines_)
+    if (engine->state() != EngineState::kBroken) return ok();
+  return engines_.front()->status();
+}
+
+}  // namespace echoline::worker

@@ -1,0 +1,69 @@
+// Several inference servers of a worker as one engine, each with GPUs of its own. They read one copy of the policy.
+// Private to worker/engines/.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "worker/engines/remote.hpp"
+
+namespace echoline::worker {
+
+// A sequence stays with its engine, and waits while that restarts. If an engine breaks, its sequences begin again on
+// the others. The set is broken when all its engines are.
+//
+// A policy is written into the folder once, and all engines load it at the same time. An engine that restarts does not
+// delay a policy. It loads the newest one before it takes sequences again.
+class EngineSet final : public Engine {
+ public:
+  // `engines`: at least one; all read `folder`.
+  EngineSet(std::vector<std::unique_ptr<FolderEngine>> engines, std::shared_ptr<PolicyFolder> folder, EngineHost host)
+      : engines_(std::move(engines)), folder_(std::move(folder)), host_(std::move(host)) {}
+  ~EngineSet() override;
+
+  // The sum over the engines. One that is not ready counts with the sequences that it has.
+  std::size_t capacity() const override;
+  std::size_t sequences_in_progress() const override { return assigned_.size(); }
+  void submit(Sequence sequence) override;
+  std::vector<Outcome> poll(Duration time) override;
+  void abort(std::uint64_t id) override;
+  std::uint64_t progress() const override;
+
+  void decode_part(const overlay::PublicationPart& part) override { folder_->decode_part(part); }
+  Status install(const overlay::Publication& publication) override;
+  // Those of the ready engine with the oldest version.
+  std::optional<Version> version() const override { return oldest_engine().version(); }
+  const overlay::Digest& digest() const override { return oldest_engine().digest(); }
+  bool can_take_work() const override;
+  Status status() const override;  // that of the first engine, if all are broken
+
+ private:
+  struct Assigned {
+    std::size_t engine = 0;  // index in engines_
+    Sequence sequence;
+  };
+
+  const Engine& oldest_engine() const;
+  std::size_t choose_engine(const Sequence& sequence) const;
+  // Free places of an engine; negative if it has more sequences than it computes at once.
+  std::ptrdiff_t room(const FolderEngine& engine) const;
+  void assign(Sequence sequence);
+  void reassign_of_broken();
+  // Advances all engines. Waits for the answers to one of them, another in each call.
+  void advance();
+  // Advances all engines until `is_over` returns true. kCancelled: the worker was asked to stop.
+  Status advance_until(const std::function<bool()>& is_over);
+
+  std::vector<std::unique_ptr<FolderEngine>> engines_;
+  std::shared_ptr<PolicyFolder> folder_;
+  const EngineHost host_;
+  const SystemClock clock_;
+  std::map<std::uint64_t, Assigned> assigned_;  // by the sequence's id
+  std::size_t last_assigned_ = 0;               // index of the engine that got the last sequence
+  std::vector<model::Token> last_prompt_;       // of that sequence
+  std::size_t next_awaited_ = 0;                // index of the engine for which advance() waits next
+};
+
+}  // namespace echoline::worker
