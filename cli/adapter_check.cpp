@@ -29,7 +29,7 @@ using nlohmann::json;
 struct Arguments {
   TaskArguments task_args;
   double time_s = 20;       // about how long to test
-  double patience_s = 120;  // without progress, before the task counts as hanging
+  double patience_s = 120;  // a task that makes no progress for this long counts as hanging
   std::size_t problems = 64, batch = 64;
   bool as_json = false;
 };
@@ -89,7 +89,7 @@ std::string describe_exit(int status) {
 }
 
 // Reads the child's lines until its report: {facts, findings, further}; `further` counts findings that are left out. If
-// the child ends or hangs, the report names the step that it was about to try.
+// the child ends or hangs before that, the returned report has one finding, which names the step it was about to try.
 Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
   std::string received;
   json current_step = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
@@ -110,7 +110,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
   };
   for (;;) {
     pollfd poll_entry{.fd = pipe_end, .events = POLLIN, .revents = 0};
-    constexpr double kTimeoutMsMax = 2e9;
+    constexpr double kTimeoutMsMax = 2e9;  // poll() takes an int
     const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min(seconds(patience) * 1000, kTimeoutMsMax)));
     if (ready_count < 0 && errno == EINTR) continue;
     if (ready_count == 0) {
@@ -124,7 +124,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
     if (bytes_read <= 0) return failure_report(describe_exit(reap()));
     received.append(bytes, static_cast<std::size_t>(bytes_read));
     for (std::size_t end = 0; (end = received.find('\n')) != std::string::npos;) {
-      json message = json::parse(received.substr(0, end), nullptr, false);
+      json message = json::parse(received.substr(0, end), nullptr, /*allow_exceptions=*/false);
       received.erase(0, end + 1);
       if (!message.is_object()) return failure_report("the task wrote to a descriptor that it must not use");
       if (message.contains("doing")) {
@@ -217,7 +217,7 @@ void print_findings(const json& message, bool wrong) {
 // Adds a note about a task whose program needs more than half of its deadline here. On a busy machine it could exceed
 // the deadline and be ended.
 void compare_with_deadline(const TaskChoice& choice, json& message) {
-  const json options = json::parse(choice.task.options_json, nullptr, false);
+  const json options = json::parse(choice.task.options_json, nullptr, /*allow_exceptions=*/false);
   const json& facts = message.at("facts");
   if (choice.task.adapter != "process" || !options.is_object() || !facts.contains("responses") ||
       !facts.contains("speed"))
@@ -228,13 +228,12 @@ void compare_with_deadline(const TaskChoice& choice, json& message) {
     message["findings"].push_back(
         as_json(Finding{.check = "speed", .wrong = false, .what = std::move(what), .problem = {}, .response = {}}));
   };
-  const double slowest_s = facts.at("responses").value("slowest_seconds", 0.0),
-               half_deadline_s = seconds(*deadline) / 2;
-  if (slowest_s > half_deadline_s && slowest_s < 2 * half_deadline_s)
+  const double slowest_s = facts.at("responses").value("slowest_seconds", 0.0), deadline_s = seconds(*deadline);
+  if (slowest_s > deadline_s / 2 && slowest_s < deadline_s)
     note(fmt::format("the slowest response took {:.2f} s; the deadline is {}", slowest_s, to_text(*deadline)));
   const double batch = options.value("batch", 64.0),
                one_request_s = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
-  if (one_request_s > half_deadline_s)
+  if (one_request_s > deadline_s / 2)
     note(
         fmt::format("{} responses in one request would take {:.1f} s, and the deadline is {}: lower task.options.batch "
                     "or raise the deadline",

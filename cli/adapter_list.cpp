@@ -16,7 +16,7 @@ namespace {
 using data_plane::AdapterKind;
 using nlohmann::json;
 
-constexpr std::size_t kWideColumns = 100;     // from this width on, the meaning is in a column beside the facts
+constexpr std::size_t kWideColumns = 100;     // screens this wide show the meaning in a column beside the facts
 constexpr std::size_t kDefaultColumns = 120;  // without a terminal
 
 struct Arguments {
@@ -86,11 +86,11 @@ void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
         fmt::print("\n{}", wrap_text(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
       continue;
     }
-    const std::string without_value = key.required               ? "required"
-                                      : key.default_text.empty() ? ""
-                                                                 : "default " + key.default_text;
+    const std::string required_or_default = key.required               ? "required"
+                                            : key.default_text.empty() ? ""
+                                                                       : "default " + key.default_text;
     std::string facts = key.type;
-    for (const std::string& fact : {key.range, without_value})
+    for (const std::string& fact : {key.range, required_or_default})
       if (!fact.empty()) facts += "; " + fact;
     fmt::print("\n{}{}", wrap_text(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
                wrap_text(key.meaning, 2, 2, columns));

@@ -25,7 +25,8 @@ struct Arguments {
   bool python = false, c = false, turns = false, as_json = false;
 };
 
-// The texts of the new files. {name} is replaced by the task's name in all of them, {limits} by the response's limits.
+// The texts of the new files. files_of() replaces the words in braces that it lists, such as {name}; other braces are
+// part of the file.
 constexpr std::string_view kPython =
     R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task

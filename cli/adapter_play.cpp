@@ -30,7 +30,7 @@ struct Arguments {
   bool held_out = false, reveal = false, as_json = false;
 };
 
-// Prints the episode and reads the responses. Prints to stderr if the JSON goes to stdout.
+// Prints the episode and reads the responses. With --json it prints to stderr, because the JSON goes to stdout.
 class Transcript {
  public:
   explicit Transcript(bool as_json) : out_(as_json ? stderr : stdout), is_interactive_(::isatty(STDIN_FILENO) == 1) {}
@@ -124,7 +124,8 @@ Status play(const Arguments& args) {
   if (!adapter_or_error) return as_user_error(std::move(adapter_or_error).error());
   const auto adapter = *std::move(adapter_or_error);
   ECHO_ASSIGN(const auto problem, chosen_problem(args, *adapter));
-  ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, args.problem, 0)));
+  ECHO_ASSIGN(const auto episode,
+              adapter->begin(problem, data_plane::episode_seed(choice.seed, /*group=*/args.problem, /*member=*/0)));
 
   const Transcript transcript(args.as_json);
   const bool chat = choice.prompts.chat;

@@ -96,7 +96,8 @@ Result<std::string> make_bundle(const fs::path& archive, bool with_engine) {
     // In an unpacked bundle, own_program() is the launcher and the program lies in lib.
     const fs::path bundled_program = program.parent_path().parent_path() / "lib/echoline";
     fs::create_symlink(fs::is_regular_file(bundled_program, ec) ? bundled_program : program, lib / "echoline", ec);
-    // tar follows the links. The libraries of the program and of its module that they do not need are left out.
+    // Links are enough, because tar packs the files they point to. Loaded libraries that neither the program nor its
+    // module needs are left out.
     std::vector<fs::path> files = loaded_libraries(), roots;
     files.push_back(fs::canonical(lib / "echoline", ec));
     roots.push_back(files.back());

@@ -12,7 +12,8 @@
 namespace echoline::cli {
 namespace {
 
-// Text in single quotes. All three shells take it literally except for a quote in it, which becomes `escaped_quote`.
+// Returns the text in single quotes, with spaces for newlines. All three shells take it literally except for a quote in
+// it, which becomes `escaped_quote`.
 std::string quoted(const std::string& text, const char* escaped_quote) {
   std::string result = "'";
   for (const char c : text) result += c == '\'' ? std::string(escaped_quote) : std::string(1, c == '\n' ? ' ' : c);
@@ -139,21 +140,20 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
     return "__fish_seen_subcommand_from " + words;
   };
   for (const Command& command : commands) {
-    std::string condition_words = "__fish_use_subcommand";
+    std::string condition = "__fish_use_subcommand";
     if (!command.path.empty()) {
-      condition_words.clear();
+      condition.clear();
       std::string path = command.path;
       for (std::size_t start = 0; start < path.size();) {
         const std::size_t end = std::min(path.find(' ', start), path.size());
-        condition_words +=
-            (condition_words.empty() ? "" : "; and ") + seen_subcommand_condition(path.substr(start, end - start));
+        condition += (condition.empty() ? "" : "; and ") + seen_subcommand_condition(path.substr(start, end - start));
         start = end + 1;
       }
       if (!command.verbs.empty())
-        condition_words +=
+        condition +=
             fmt::format("; and not {}", seen_subcommand_condition(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
-    const std::string complete_command = "complete -c echoline -n " + quoted(condition_words, "\\'");
+    const std::string complete_command = "complete -c echoline -n " + quoted(condition, "\\'");
     for (const std::string& verb : command.verbs)
       for (const Command& subcommand : commands)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))

@@ -14,7 +14,7 @@ std::string grouped_digits(std::uint64_t number) {
 }
 
 std::string percent_text(double fraction) {
-  constexpr double kFixedPointMin = 1e-5;  // smaller ones would be printed as 0.001 % or less
+  constexpr double kFixedPointMin = 1e-5;  // 0.001 %, the smallest percentage with a digit among three decimals
   return fraction == 0 || fraction >= kFixedPointMin ? fmt::format("{:.3f} %", 100 * fraction)
                                                      : fmt::format("{:.1e} %", 100 * fraction);
 }

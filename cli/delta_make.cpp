@@ -48,7 +48,7 @@ Result<DiffReport> diff(const DiffArguments& args, ProgressBar& bar) {
     ECHO_TRY(check_not_stopped(stop));
     return file.write(bytes);
   };
-  delta::LeafDigests prev_leaves;
+  delta::LeafDigests prev_leaves;  // PREV's digests from the encoding, so that the proof need not compute them again
   const delta::EncodeOptions encode{
       .threads = args.common.threads, .base = {}, .progress = bar.callback(), .count_entropy = true};
   bar.begin("encoding");
@@ -136,7 +136,7 @@ struct FoldArguments {
 
 struct FoldReport {
   delta::PatchStats stats;
-  std::uint64_t parts_bytes = 0;  // of the folded patches
+  std::uint64_t parts_bytes = 0;  // size of the folded patches together
   double seconds = 0;
 };
 

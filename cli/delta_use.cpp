@@ -128,7 +128,7 @@ struct VerifyArguments {
 };
 
 struct VerifyReport {
-  std::string relation;  // of the checkpoint to the patch: "base", "result" or "neither"
+  std::string relation;  // what the checkpoint is to the patch: its "base", its "result" or "neither"
   std::string reason;
   delta::Digest found;
   PatchInfo info;

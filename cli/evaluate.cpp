@@ -27,7 +27,7 @@ struct Arguments {
   std::string run, config, policy, url, model, api, key_file, device = "cpu";
   std::vector<std::string> overrides;
   std::optional<std::string> checkpoint;
-  std::size_t samples = 1, problems = 0, at_once = 0, tries = 8;
+  std::size_t samples = 1, problems = 0, questions_at_once = 0, tries = 8;
   double temperature = -1;  // negative: not given
   double timeout_s = 600;
   std::int64_t tokens_max = 0;
@@ -95,7 +95,8 @@ Result<Subject> read_subject(const Arguments& args) {
   }
   if (!args.api.empty() && !uses_server)
     return fail(Code::kInvalid, "evaluate", "--api chooses the interface of a server: it needs --url");
-  // A chat server builds prompts itself; all others are built here from the model's tokenizer and chat template.
+  // A chat server builds prompts itself. All other prompts are built here, from the model's tokenizer and chat
+  // template.
   if (!uses_server || (args.api.empty() ? !subject.config.prompts.chat : args.api == "completions")) {
     std::optional<std::filesystem::path> folder = subject.config.model.path;
     if (!subject.policy.empty()) folder = subject.policy;
@@ -141,14 +142,14 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
     question.sampling.seed = learner::seed_of(settings, id, conversation.turns);
     return question;
   };
-  const auto end_refused = [&](std::uint64_t id, const Error& why) {
+  const auto record_refusal_and_end = [&](std::uint64_t id, const Error& why) {
     held_out.record_refusal(id, why.message());
     conversations.erase(id);
   };
   model::Questions questions;
   questions.device = args.device;
   questions.threads = subject.config.learner.threads;
-  if (args.at_once > 0) questions.in_flight_max = args.at_once;
+  if (args.questions_at_once > 0) questions.in_flight_max = args.questions_at_once;
   if (!subject.phrasing->stop().empty())
     questions.ends = [&](std::span<const model::Token> response) {
       return subject.phrasing->response_end(response, response.size() - 1).has_value();
@@ -167,7 +168,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
         conversations[id] = {.tokens = *std::move(prompt), .prompt_tokens = prompt_tokens, .turns = 0};
         return make_question(id);
       }
-      end_refused(id, prompt.error());
+      record_refusal_and_end(id, prompt.error());
     }
     return std::nullopt;
   };
@@ -177,7 +178,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
                   conversation_count);
     if (!generation) {
       if (generation.error().code != Code::kInvalid) return std::move(generation).error();
-      end_refused(id, generation.error());  // longer than the model allows
+      record_refusal_and_end(id, generation.error());  // it is longer than the model allows
       return ok();
     }
     ECHO_ASSIGN(const auto next_input,
@@ -192,7 +193,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
     conversation.tokens.insert(conversation.tokens.end(), generation->tokens.begin(), generation->tokens.end());
     auto follow_up_tokens = subject.phrasing->follow_up(conversation.tokens, *next_input);
     if (!follow_up_tokens) {
-      end_refused(id, follow_up_tokens.error());
+      record_refusal_and_end(id, follow_up_tokens.error());
       return ok();
     }
     conversation.tokens.insert(conversation.tokens.end(), follow_up_tokens->begin(), follow_up_tokens->end());
@@ -215,7 +216,7 @@ Status ask_server(const Subject& subject, const Arguments& args, const learner::
   options.url = args.url;
   options.model = args.model;
   options.chat = !subject.phrasing;
-  if (args.at_once > 0) options.requests_in_flight_max = args.at_once;
+  if (args.questions_at_once > 0) options.requests_in_flight_max = args.questions_at_once;
   options.timeout = from_seconds(args.timeout_s);
   options.tries_max = static_cast<int>(args.tries);
   ECHO_ASSIGN(options.key, read_secret("ECHOLINE_API_KEY", args.key_file));
@@ -225,29 +226,30 @@ Status ask_server(const Subject& subject, const Arguments& args, const learner::
                              settings, held_out);
 }
 
-std::string number(const json& value, int digits) {
+std::string number_text(const json& value, int digits) {
   return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
 }
 
 void print(const Subject& subject, const json& result) {
   fmt::print("{} on {} held-out problems of '{}'\n", subject.name, result.at("problems").get<std::uint64_t>(),
              subject.config.task.adapter);
-  fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number(result.at("accuracy"), 3),
-             number(result.at("accuracy_low"), 3), number(result.at("accuracy_high"), 3));
+  fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number_text(result.at("accuracy"), 3),
+             number_text(result.at("accuracy_low"), 3), number_text(result.at("accuracy_high"), 3));
   for (const json& pass : result.at("pass_at"))
-    fmt::print("{:<18}{}\n", fmt::format("pass@{}", pass.at("k").get<std::uint64_t>()), number(pass.at("share"), 3));
-  fmt::print("{:<18}{}\n", "reward", number(result.at("reward_mean"), 3));
+    fmt::print("{:<18}{}\n", fmt::format("pass@{}", pass.at("k").get<std::uint64_t>()),
+               number_text(pass.at("share"), 3));
+  fmt::print("{:<18}{}\n", "reward", number_text(result.at("reward_mean"), 3));
   if (result.contains("by_task"))
     for (const auto& [task, scores] : result.at("by_task").items())
-      fmt::print("{:<18}{} of {} answers, reward {}\n", task, number(scores.at("accuracy"), 3),
-                 scores.at("answers").get<std::uint64_t>(), number(scores.at("reward_mean"), 3));
+      fmt::print("{:<18}{} of {} answers, reward {}\n", task, number_text(scores.at("accuracy"), 3),
+                 scores.at("answers").get<std::uint64_t>(), number_text(scores.at("reward_mean"), 3));
   const json& tokens = result.at("response_tokens");
   fmt::print("{:<18}mean {}, median {}, 95 % {}, most {};  {} % cut at the limit\n", "response tokens",
-             number(tokens.at("mean"), 1), number(tokens.at("p50"), 0), number(tokens.at("p95"), 0),
-             number(tokens.at("max"), 0), number(100 * result.at("truncated_fraction").get<double>(), 1));
+             number_text(tokens.at("mean"), 1), number_text(tokens.at("p50"), 0), number_text(tokens.at("p95"), 0),
+             number_text(tokens.at("max"), 0), number_text(100 * result.at("truncated_fraction").get<double>(), 1));
   for (const auto& [why, count] : result.at("refused").items())
     fmt::print("{:<18}{} answers: {}\n", "refused", count.get<std::uint64_t>(), why);
-  fmt::print("{:<18}{}\n", "seconds", number(result.at("seconds"), 1));
+  fmt::print("{:<18}{}\n", "seconds", number_text(result.at("seconds"), 1));
 }
 
 Result<json> evaluate(const Arguments& args, Subject& subject) {
@@ -311,7 +313,7 @@ void add_evaluate(Verb& app, int& exit_code) {
       ->one_of({"chat", "completions"});
   verb->add_option("--key-file", args->key_file,
                    "with --url: a file of mode 600 that contains the key; alternatively, set ECHOLINE_API_KEY");
-  verb->add_option("--concurrency", args->at_once, "questions at a time (default: 64; 16 for a server)")
+  verb->add_option("--concurrency", args->questions_at_once, "questions at a time (default: 64; 16 for a server)")
       ->range<std::size_t>(1, 1024);
   verb->add_option("--timeout", args->timeout_s, "with --url: time limit of an answer in seconds")
       ->range(0.001, 86'400.0)

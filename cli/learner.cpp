@@ -88,30 +88,31 @@ Result<overlay::trust::Secret> find_token(const WorkerArguments& args) {
 }
 
 int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::function<void()> on_contact) {
-  worker::AgentOptions agent;
-  agent.on_contact = std::move(on_contact);
-  overlay::WorkerOptions& options = agent.node;
+  worker::AgentOptions agent_options;
+  agent_options.on_contact = std::move(on_contact);
+  overlay::WorkerOptions& node_options = agent_options.node;
   const auto learner = parse_endpoint("--join", args.join);
   if (!learner) return report_error("worker", learner.error());
-  options.learner = *learner;
+  node_options.learner = *learner;
   auto token = find_token(args);
   if (!token) return report_error("worker", token.error());
-  options.token = std::move(*token);
+  node_options.token = std::move(*token);
   if (!args.advertise.empty()) {
     const auto advertise = parse_endpoint("--advertise", args.advertise);
     if (!advertise) return report_error("worker", advertise.error());
-    options.advertise = *advertise;
+    node_options.advertise = *advertise;
   } else {
     // Containers of some providers state in their environment where a port can be reached.
     const auto mapped = provisioner::mapped_port(args.port, [](const char* name) { return std::getenv(name); });
-    if (mapped) options.advertise = overlay::Endpoint{mapped->host, mapped->port};
+    if (mapped) node_options.advertise = overlay::Endpoint{mapped->host, mapped->port};
     if (mapped)
-      log::info("other workers reach this worker's port {} at {}", args.port, overlay::to_text(*options.advertise));
+      log::info("other workers reach this worker's port {} at {}", args.port,
+                overlay::to_text(*node_options.advertise));
   }
-  options.port = args.port;
-  options.folder = args.folder;
+  node_options.port = args.port;
+  node_options.folder = args.folder;
   for (const auto& [text, rate] :
-       {std::pair(&args.up, &options.limits.up), std::pair(&args.down, &options.limits.down)}) {
+       {std::pair(&args.up, &node_options.limits.up), std::pair(&args.down, &node_options.limits.down)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bit_rate(*text);
     if (!parsed) return report_error("worker", parsed.error());
@@ -119,7 +120,7 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   }
   worker::EngineOptions engine = args.engine;
   for (const auto& [text, size] :
-       {std::pair(&args.memory_max, &options.memory_max), std::pair(&args.disk_max, &options.disk_max),
+       {std::pair(&args.memory_max, &node_options.memory_max), std::pair(&args.disk_max, &node_options.disk_max),
         std::pair(&args.cache_max, &engine.cache_max)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bytes(*text);
@@ -129,18 +130,18 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   if (!args.away_max.empty()) {
     const auto parsed = parse_duration(args.away_max);
     if (!parsed) return report_error("worker", parsed.error());
-    options.away_max = *parsed;
+    node_options.away_max = *parsed;
   }
   const overlay::Listening listening =
-      overlay::listening_for(args.bind, options.advertise.has_value(), options.learner.host);
-  options.bind_host = listening.host;
+      overlay::listening_for(args.bind, node_options.advertise.has_value(), node_options.learner.host);
+  node_options.bind_host = listening.host;
   if (listening.leaf)  // other workers cannot reach it
     log::warn(
         "the worker listens on {} only, so other workers cannot fetch policies from it and it will not forward any; "
         "use --bind :: or --advertise HOST:PORT to change that",
         listening.host);
-  options.name = args.name;
-  options.place = args.place;
+  node_options.name = args.name;
+  node_options.place = args.place;
   engine.kind = args.engine_name == "sglang" ? worker::EngineKind::kSglang
                 : args.engine_name == "vllm" ? worker::EngineKind::kVllm
                                              : worker::EngineKind::kBuiltin;
@@ -157,16 +158,16 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   }
   auto maker = worker::engine_maker(std::move(engine));
   if (!maker) return report_error("worker", maker.error());
-  agent.make_engine = std::move(*maker);
-  if (args.rollouts_per_s > 0) agent.rollouts_per_s_max = args.rollouts_per_s;
-  const auto report = worker::run_agent(agent, stop);
+  agent_options.make_engine = std::move(*maker);
+  if (args.rollouts_per_s > 0) agent_options.rollouts_per_s_max = args.rollouts_per_s;
+  const auto report = worker::run_agent(agent_options, stop);
   if (!report) return report_error("worker", report.error());
-  const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
+  const double versions_or_1 = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
   log::info(
       "{} rollouts accepted, {} leases refused, {} versions installed (mean: {:.1f} ms to install, {:.1f} ms from "
       "arrival to installation); ended: {}",
-      report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
-      1e3 * seconds(report->install_waits) / versions, report->reason);
+      report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions_or_1,
+      1e3 * seconds(report->install_waits) / versions_or_1, report->reason);
   if (!report->ended_cleanly)
     return report_error("worker",
                         fail(Code::kUnavailable, "work", "the worker ended before the run: {}", report->reason));
@@ -190,10 +191,11 @@ int run_worker_verb(const WorkerArguments& args) {
     return ok();
   };
   std::function<void()> on_contact;
+  // guard_host() forks: this process becomes the guard, and the worker runs in the child, where it returns nothing.
   const pid_t guard_pid = ::getpid();
   if (const auto exit_code = provisioner::guard_host(guard, stop, on_contact)) return *exit_code;
   const int exit_code = run_worker(args, stop, on_contact);
-  // The guard ends the instance, unless it is gone or could not be started.
+  // The guard ends the instance. If the guard has died or could not be started, the worker does.
   const bool has_guard = ::getppid() == guard_pid;
   if (has_guard || stop) return exit_code;
   if (const Status ended = guard.end_instance(); !ended)
@@ -252,7 +254,8 @@ void add_worker(Verb& app, int& exit_code) {
   verb->add_option("--disk-max", args->disk_max,
                    "disk space for publications in --folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", args->rollouts_per_s, "limit of the generation speed")->non_negative();
-  verb->add_option("--rollouts-at-once", args->engine.rollouts_at_once, "limit of the responses generated at a time")
+  verb->add_option("--rollouts-at-once", args->engine.rollouts_at_once,
+                   "limit of the responses that one engine generates at a time")
       ->range(1, 65536);
   verb->add_option("--cache-max", args->cache_max, "memory of the KV cache, e.g. '8 GiB' (default: 4 GiB)");
   verb->add_option("--device", args->engine.device, "device of the built-in engine: cpu, cuda or cuda:N")
@@ -268,6 +271,14 @@ void add_worker(Verb& app, int& exit_code) {
   verb->add_option("--engine-command", args->engine.command,
                    "command that starts the engine as a child of this worker, e.g. 'vllm serve {model} --host "
                    "127.0.0.1 --port {port}'");
+  verb->add_option("--gpus-per-engine", args->engine.gpus_per_engine,
+                   "GPUs of an engine that --engine-command starts; {gpus} stands for this number in the command")
+      ->range(1, 1024)
+      ->show_default();
+  verb->add_option("--engines", args->engine.engines,
+                   "number of engines to start, each with GPUs of its own; default: GPUs of this machine, or of "
+                   "CUDA_VISIBLE_DEVICES, / --gpus-per-engine")
+      ->range(1u, 1024u);
   verb->add_option("--engine-url", args->engine.url,
                    "address of a running engine that reads --engine-folder, e.g. http://127.0.0.1:30000");
   verb->add_option(

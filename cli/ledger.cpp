@@ -74,7 +74,7 @@ std::string utc_text(double unix_s) {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
-using ChargesByRow = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row id
+using ChargesByRow = std::map<std::int64_t, provisioner::LedgerCharge>;  // each row's charges of all days, by row id
 
 Result<ChargesByRow> charges_by_row(const Ledger& ledger) {
   ECHO_ASSIGN(const auto days, ledger.charges());
@@ -144,7 +144,7 @@ Status show(const Arguments& args) {
       object["decisions"].push_back({{"unix_s", decision.unix_s},
                                      {"what", decision.what},
                                      {"why", decision.why},
-                                     {"numbers", json::parse(decision.numbers, nullptr, false)}});
+                                     {"numbers", json::parse(decision.numbers, nullptr, /*allow_exceptions=*/false)}});
     print(object);
     return ok();
   }
@@ -275,7 +275,7 @@ Status hosts(const Arguments& args) {
   return ok();
 }
 
-std::size_t open_rows(const std::filesystem::path& folder) {
+std::size_t rentals_not_ended(const std::filesystem::path& folder) {
   const auto opened = open_ledger(folder.string());
   return opened ? opened->ledger.orphans().size() : 0;
 }
@@ -291,13 +291,16 @@ Status end_learner(const std::filesystem::path& folder) {
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
   print_stderr("asking the learner (process {}) to end\n", pid.get<int>());
   ::kill(pid.get<int>(), SIGTERM);
-  constexpr int kPolls = 1200, kPollsBetweenLooks = 50;  // two minutes, and five seconds
-  std::size_t rented = open_rows(folder);
+  constexpr auto kPollInterval = std::chrono::milliseconds(100);
+  constexpr int kPolls = 1200;            // two minutes
+  constexpr int kPollsBetweenLooks = 50;  // the ledger is read every five seconds
+  std::size_t rented = rentals_not_ended(folder);
   for (int i = 0; i < kPolls; ++i) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
     if (i % kPollsBetweenLooks == kPollsBetweenLooks - 1)
-      if (const std::size_t left = open_rows(folder); left < std::exchange(rented, left)) i = 0;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (const std::size_t left = rentals_not_ended(folder); left < std::exchange(rented, left))
+        i = 0;  // it ended a rental
+    std::this_thread::sleep_for(kPollInterval);
   }
   return fail(Code::kUnavailable, "down",
               "the learner (process {}) has not ended; kill it, then run this command again", pid.get<int>());
@@ -318,7 +321,7 @@ int print_report(const Arguments& args, const provisioner::DownReport& report, c
   return report.problems.empty() ? 0 : 1;
 }
 
-// Releases by labels, without a ledger: the instances of one run, or of all.
+// Releases the instances whose label names the run, or all runs' instances. Needs no ledger.
 Result<int> down_by_label(const Arguments& args) {
   provisioner::DownOptions options;
   provisioner::ProviderOptions provider_options;
@@ -333,7 +336,7 @@ Result<int> down_by_label(const Arguments& args) {
         if (!config->fleet.joined_by_hand()) options.providers = {config->fleet.provider};
       }
   }
-  // Without the run file, the services that know their account by a key.
+  // If no run file names the provider, every provider is asked that has accounts.
   if (options.providers.empty())
     for (const provisioner::ProviderKind* kind : provisioner::provider_kinds())
       if (kind->account) options.providers.push_back(kind->name);
@@ -345,8 +348,8 @@ Result<int> down_by_label(const Arguments& args) {
   return print_report(args, report, args.all_runs ? "any run" : run);
 }
 
-// Names the way to release a run whose folder or ledger is lost.
-Error with_way_back(Error error, const std::string& run) {
+// Adds to the error the command that releases a run whose folder or ledger is lost.
+Error with_release_advice(Error error, const std::string& run) {
   error.detail +=
       fmt::format("; `echoline down {} --by-label` releases what carries the run's label, without the ledger",
                   std::filesystem::path(run).filename().string());
@@ -358,11 +361,11 @@ Result<int> down(const Arguments& args) {
     return fail(Code::kInvalid, "down", "expected a run, or --all-runs without one");
   if (args.all_runs || args.by_label) return down_by_label(args);
   const auto found = find_run(args.run);
-  if (!found) return with_way_back(found.error(), args.run);
+  if (!found) return with_release_advice(found.error(), args.run);
   const std::filesystem::path& folder = *found;
   ECHO_TRY(end_learner(folder));
   auto maybe_opened = open_ledger(args.run);
-  if (!maybe_opened) return with_way_back(maybe_opened.error(), args.run);
+  if (!maybe_opened) return with_release_advice(maybe_opened.error(), args.run);
   OpenLedger opened = std::move(*maybe_opened);
   provisioner::DownOptions options;
   options.absent_is_gone = args.absent_is_gone;

@@ -16,14 +16,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kLineInterval = std::chrono::seconds(30);
-constexpr std::size_t kPrintedLinesMax = 200;  // kept to be printed again
+constexpr Duration kLineInterval = std::chrono::seconds(30);  // between status lines, if there is no terminal
+constexpr std::size_t kPrintedLinesMax = 200;                 // kept for reprinting after a change of size
 
 // At most `columns` characters; "..." marks a cut. Control characters are replaced by '?'.
 std::string truncated_to(std::string_view text, std::size_t columns) {
   std::string truncated;
   std::size_t columns_used = 0;
-  std::size_t bytes_before_dots = 0;  // of `truncated`: the part that leaves room for the dots
+  std::size_t bytes_before_dots = 0;  // length of the part of `truncated` that leaves room for the dots
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if ((byte & 0xc0) != 0x80) {  // a UTF-8 character begins
@@ -65,8 +65,9 @@ std::string bar_text(double fraction, int cells) {
          std::string(static_cast<std::size_t>(cells - full_cells), '.') + "]";
 }
 
+// A field of a JSON object; `fallback` if it is null, absent or of another type.
 template <class T>
-T field_or(const json& object, const char* key, T fallback) {  // `fallback` if it is null, absent or of another type
+T field_or(const json& object, const char* key, T fallback) {
   const auto it = object.find(key);
   if (it == object.end()) return fallback;
   if constexpr (std::is_same_v<T, std::string>) return it->is_string() ? it->get<T>() : fallback;
@@ -81,7 +82,7 @@ std::string bytes_text(const json& worker, const char* key) {
 
 // Importance of a row. More important rows are shown first.
 constexpr int kLost = -1, kUsual = 0, kSeed = 1, kSlowOrJoining = 2, kBehind = 3, kTroubled = 4, kAwayOrCorrupt = 5;
-constexpr double kSlowShare = 0.5;  // of the expected rate: a worker below it counts as slow
+constexpr double kSlowShare = 0.5;  // a worker below this share of its expected rate counts as slow
 
 struct Row {
   std::uint64_t id = 0;
@@ -152,7 +153,7 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
   const bool all_fit = rows.size() <= rows_free;
   if (!all_fit) {
     std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.importance > b.importance; });
-    --rows_free;  // for the line that counts the others
+    --rows_free;  // the last line counts the workers that are not shown
   }
   const std::size_t shown = std::min(rows_free, rows.size());
   std::size_t offer_width = 5;
@@ -236,7 +237,8 @@ void LiveTable::write(const std::string& text) {
   std::fflush(out_);
 }
 
-// Puts `new_lines` where the table was and the table below them. One write, so that the screen does not flicker.
+// Replaces the drawn table by `new_lines` and draws the table below them. It writes once, so that the screen does not
+// flicker.
 void LiveTable::redraw(const std::string& new_lines) {
   const std::optional<Screen> current = screen_of(out_);
   if (!current) return write(new_lines);

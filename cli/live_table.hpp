@@ -48,7 +48,7 @@ class LiveTable {
   void redraw(const std::string& new_lines);
   std::FILE* out_;
   std::optional<Screen> screen_;           // the terminal's size when the table was drawn
-  std::size_t lines_drawn_ = 0;            // of the table on the screen
+  std::size_t lines_drawn_ = 0;            // height of the table that is on the screen
   nlohmann::json status_;                  // the status that is drawn
   std::deque<std::string> printed_lines_;  // the last printed lines, to print again after the terminal changed its size
   TimePoint line_due_{};                   // without a terminal: when to write the next line

@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   add_config(app, exit_code);
   add_sim(app, exit_code);
   add_sweep(app, exit_code, ECHOLINE_VERSION);
+  add_advise(app, exit_code);
   add_status(app, exit_code);
   add_report(app, exit_code);
   add_ledger(app, exit_code);

@@ -38,7 +38,7 @@ int print_training_memory(const InfoArguments& args, model::ModelConfig config) 
   if (args.adapter_rank > 0) {
     config.adapter.emplace();
     config.adapter->rank = args.adapter_rank;
-    config.adapter->alpha = 2 * static_cast<double>(args.adapter_rank);
+    config.adapter->alpha = 2 * static_cast<double>(args.adapter_rank);  // the memory does not depend on it
   }
   const model::TrainingMemory memory =
       model::training_memory(config, {.bf16 = args.bf16,
@@ -76,7 +76,7 @@ int print_training_memory(const InfoArguments& args, model::ModelConfig config) 
 // Counts by the upper 15 bits without the sign, which are exponent and upper mantissa both of bf16 and of fp32. Their
 // order as numbers is that of |w|.
 std::array<float, 3> magnitude_percentiles(const delta::StateView& state) {
-  constexpr std::size_t kUpperValues = 1u << 15;     // of the upper 15 bits
+  constexpr std::size_t kUpperValues = 1u << 15;     // number of values of the upper 15 bits
   constexpr std::uint64_t kSampledBytes = 1u << 25;  // 2^24 weights of bf16
   std::vector<std::uint64_t> counts(kUpperValues);
   std::uint64_t bytes = 0, sampled = 0;

@@ -24,15 +24,16 @@ struct ExportArguments {
   bool json = false, merged = false, adapter = false;
 };
 
-// The policy of a checkpoint. `run` is RUN, for the newest one, or RUN@STEP. A run whose own name contains an @ comes
-// first.
+// The policy of a checkpoint. `run` is RUN, for the newest one, or RUN@STEP. If there is a run whose whole name is
+// `run`, an @ in it is part of the name.
 Result<learner::StoredPolicy> find_policy_of(const std::string& run) {
   const auto run_folder = find_run(run);
   if (run_folder) return learner::find_policy(*run_folder / "checkpoints");
   const std::size_t at_sign = run.rfind('@');
   if (at_sign == std::string::npos) return run_folder.error();
   const std::string step = run.substr(at_sign + 1);
-  if (step.empty() || step.size() > 18 || step.find_first_not_of("0123456789") != std::string::npos)
+  constexpr std::size_t kDigitsMax = 18;  // always fit into 64 bits
+  if (step.empty() || step.size() > kDigitsMax || step.find_first_not_of("0123456789") != std::string::npos)
     return fail(Code::kInvalid, "find run", "expected RUN@STEP with a number of learner steps, found '{}'", run);
   ECHO_ASSIGN(const std::filesystem::path folder, find_run(run.substr(0, at_sign)));
   return learner::find_policy(folder / "checkpoints", std::stoll(step));
@@ -50,8 +51,8 @@ Result<std::optional<MergeDifference>> compare_merged(const delta::StateView& po
   if (!probe || !config.check_computable()) return std::optional<MergeDifference>();
   model::ModelConfig merged_config = config;
   merged_config.adapter.reset();
-  ECHO_ASSIGN(const std::vector<double> before, probe(policy, config, 1.0, 1));
-  ECHO_ASSIGN(const std::vector<double> after, probe(merged, merged_config, 1.0, 1));
+  ECHO_ASSIGN(const std::vector<double> before, probe(policy, config, /*temperature=*/1.0, /*threads=*/1));
+  ECHO_ASSIGN(const std::vector<double> after, probe(merged, merged_config, /*temperature=*/1.0, /*threads=*/1));
   MergeDifference difference{.tokens = before.size()};
   for (std::size_t i = 0; i < before.size(); ++i) {
     difference.mean += std::abs(before[i] - after[i]) / static_cast<double>(before.size());

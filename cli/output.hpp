@@ -29,7 +29,7 @@ std::string wrap_text(std::string_view text, std::size_t first_indent, std::size
 
 // Quotes a word for a shell if it needs quotes.
 std::string shell_word(std::string_view word);
-// The command that resumes a run: "echoline VERB CONFIG --set a=b --resume".
+// The command that resumes a run: "echoline up CONFIG --set a=b --resume".
 std::string resume_command(std::string_view config, const std::vector<std::string>& overrides);
 
 }  // namespace echoline::cli

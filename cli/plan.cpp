@@ -21,12 +21,12 @@ struct Arguments {
   bool json = false, sensitivity = false, dot = false;
 };
 
-// Plans again with other settings, one changed at a time. Without a plan, the request and the offers are collected
-// here.
+// The answer to --sensitivity.
 struct Study {
-  std::vector<provisioner::Variation> variations;
-  std::vector<provisioner::IdlePoint> idle_curve;
+  std::vector<provisioner::Variation> variations;  // plans with one setting changed each
+  std::vector<provisioner::IdlePoint> idle_curve;  // the learner's idle time against the price; empty without a plan
 };
+// If the preflight made no plan, it kept no offers either, so they are read again.
 Result<Study> study_of(const learner::RunConfig& config, const learner::Preflight& checked) {
   if (checked.plan) {
     const provisioner::PlanRequest& request = checked.plan->plan.request;

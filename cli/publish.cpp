@@ -43,14 +43,14 @@ class RunClient {
     if (!text)
       return fail(Code::kUnavailable, "publish", "{}: no learner with `learner.trainer: external` runs there ({})",
                   folder.string(), text.error().detail);
-    const json address = json::parse(*text, nullptr, false);
+    const json address = json::parse(*text, nullptr, /*allow_exceptions=*/false);
     const auto text_field = [&](const char* key) {
       return address.is_object() && address.contains(key) && address[key].is_string() ? address[key].get<std::string>()
                                                                                       : std::string();
     };
     RunClient client;
     if (const std::string socket = text_field("socket"); !socket.empty()) {
-      client.client_ = std::make_unique<httplib::Client>(socket, 1);
+      client.client_ = std::make_unique<httplib::Client>(socket, /*port=*/1);  // ignored
       client.client_->set_address_family(AF_UNIX);
     } else if (const std::string url = text_field("url"); !url.empty()) {
       client.client_ = std::make_unique<httplib::Client>(url);
@@ -75,7 +75,7 @@ class RunClient {
   static Result<json> parse_response(const httplib::Result& result) {
     if (!result)
       return fail(Code::kUnavailable, "publish", "the learner does not answer: {}", httplib::to_string(result.error()));
-    json body = json::parse(result->body, nullptr, false);
+    json body = json::parse(result->body, nullptr, /*allow_exceptions=*/false);
     if (result->status == 200 && body.is_object()) return body;
     if (body.is_object() && body.contains("error")) {
       const Code code = result->status == 400   ? Code::kInvalid

@@ -38,7 +38,7 @@ struct Arguments {
 struct Graders {
   learner::RunConfig run;
   std::string name;                               // printed in the report
-  std::unique_ptr<data_plane::Adapter> task;      // grades
+  std::unique_ptr<data_plane::Adapter> task;      // grades the responses
   std::unique_ptr<data_plane::Adapter> run_task;  // has the problems if `task` has none; may be null
   std::once_flag phrasing_once;
   std::optional<Result<model::Phrasing>> phrasing;
@@ -114,6 +114,7 @@ json as_json(double reward, bool correct, const auto& components) {
   return {{"reward", reward}, {"correct", correct}, {"components", parts}};
 }
 
+// `agrees` is absent if the rollout could not be graded.
 json row_of(const StoredTrajectory& stored, const Result<SecondGrade>& regraded, std::optional<bool> agrees) {
   const auto& trajectory = stored.trajectory;
   json row{{"id", trajectory.id()},
@@ -137,7 +138,7 @@ json row_of(const StoredTrajectory& stored, const Result<SecondGrade>& regraded,
   return row;
 }
 
-// Grades stored rollouts window by window, several at a time, and reports them in the order in which they were stored.
+// Grades stored rollouts in windows: those of one window in parallel, then reports them in the order of storing.
 class Rescoring {
  public:
   Rescoring(const Arguments& args, Graders& graders) : args_(args) {

@@ -52,7 +52,8 @@ class ElfFile {
     return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : "";
   }
 
-  // Calls visit(name, defined) for every symbol; `defined`: in this file.
+  // Calls visit(name, defined) for every named symbol; `defined`: this file defines it. Entry 0 of the table is no
+  // symbol.
   template <class Visit>
   void visit_symbols(Visit&& visit) const {
     for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {

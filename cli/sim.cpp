@@ -23,11 +23,12 @@ struct Arguments {
   std::vector<std::string> topologies{"star", "echo2", "trees"};
   std::size_t poisoners = 0;
   std::uint64_t seed = 1;
-  bool declared = false;  // see --declared
+  bool workers_limit_rates = false;  // --declared
   bool json = false;
 };
 
-struct Row {  // of the printed table
+// A row of the printed table.
+struct Row {
   std::size_t workers = 0;
   chains::TopologyPolicy topology{};
   sim::BroadcastResult result;
@@ -47,12 +48,12 @@ Result<Row> simulate(const Arguments& args, std::size_t workers, const std::stri
   scenario.chain_rate = rate;
   ECHO_ASSIGN(scenario.payload, parse_bytes(args.payload));
   scenario.learner_store = overlay::learner_store_bytes(scenario.payload);
-  scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, false);
+  scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, /*disk=*/false);
   ECHO_ASSIGN(scenario.chunk, parse_bytes(args.chunk));
   ECHO_ASSIGN(scenario.delay, parse_duration(args.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(args.jitter));
   ECHO_ASSIGN(scenario.heartbeat, parse_duration(args.heartbeat));
-  scenario.cores_limit_rate = args.declared;
+  scenario.cores_limit_rate = args.workers_limit_rates;
   scenario.poisoners = args.poisoners;
   Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
@@ -140,6 +141,7 @@ nlohmann::json to_json(const Arguments& args, const sim::MarketSummary& summary)
                         {"violations", violations},
                         {"replay", replay_command(result.seed)}});
   }
+  // restarts_at has two counters for each action: of restarts before it and after it.
   nlohmann::json restarts = nlohmann::json::object();
   for (std::size_t i = 0; i < summary.restarts_at.size(); ++i)
     restarts[fmt::format("{} {}", i % 2 == 0 ? "before" : "after", sim::kMarketActions[i / 2])] =
@@ -223,7 +225,7 @@ void add_sim(Verb& app, int& exit_code) {
   verb->add_option("--poisoners", args->poisoners,
                    "number of workers that flip a bit in 1 % of the chunks they forward");
   verb->add_option("--seed", args->seed, "the same seed gives the same trace hash")->show_default();
-  verb->add_flag("--declared", args->declared,
+  verb->add_flag("--declared", args->workers_limit_rates,
                  "workers declare the rates of their links and keep to them, as in a run with network.worker_rate");
   verb->add_flag("--json", args->json, "print JSON");
   add_sim_run(*verb, exit_code);

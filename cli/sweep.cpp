@@ -23,7 +23,7 @@ using namespace study;
 using namespace pages;
 
 constexpr Duration kResultsInterval = std::chrono::minutes(1);
-constexpr int kWritingShare = 20;  // writing results takes at most one part in this many of the time
+constexpr int kPausePerWritingTime = 20;  // so writing results takes at most 1/20 of the sweep's time
 
 struct Arguments {
   std::string config, out, limit = "24 h";
@@ -95,14 +95,15 @@ int sweep(const Arguments& args, const std::string& version) {
   options.on_status = [&](const std::string& text) { progress.show_state(text); };
   print_stderr("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
-  // Results so far are written while the sweep goes on. Large sweeps have many reports to read for that.
+  // Results so far are written while the sweep goes on, but not after every run: collect() reads all reports again.
   TimePoint results_due{};
   options.on_run_ended = [&](const SweepOutcomes& outcomes_so_far) {
-    const TimePoint begun = clock.now();
-    if (begun < results_due) return;
+    const TimePoint writing_begins = clock.now();
+    if (writing_begins < results_due) return;
     if (const Status written = write_results(*planned, collect(*planned, outcomes_so_far)); !written)
       progress.print_line(written.error().message());
-    results_due = clock.now() + std::max<Duration>(kResultsInterval, kWritingShare * (clock.now() - begun));
+    results_due =
+        clock.now() + std::max<Duration>(kResultsInterval, kPausePerWritingTime * (clock.now() - writing_begins));
   };
   const auto outcomes = run_sweep(*planned, options, clock, stop);
   progress.clear();

@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 Result<std::uint64_t> parse_number(const std::string& text, const char* name) {
-  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
+  constexpr std::size_t kDigitsMax = 19;  // always fit into 64 bits
+  if (text.empty() || text.size() > kDigitsMax || text.find_first_not_of("0123456789") != std::string::npos)
     return fail(Code::kInvalid, "", "{}: expected a whole number, found '{}'", name, text);
   return std::strtoull(text.c_str(), nullptr, 10);
 }
@@ -41,8 +42,8 @@ bool is_system_path(const fs::path& path) {
                              [&](const char* folder) { return path.string().starts_with(folder); });
 }
 
-// Adds the words of a command to the options of the adapter `process`. They are `[INTERPRETER [ARGUMENT...]] SCRIPT`,
-// or a program.
+// Adds the words of a command to the options of the adapter `process`. The last word is a script if it is a file, and
+// follows an interpreter or ends in .py. Otherwise the words are a program with its arguments.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
     return fail(Code::kInvalid, "", "expected a command or script in --options or behind --, found both");
@@ -74,7 +75,7 @@ Result<TaskChoice> choice_of_adapter(const TaskArguments& args) {
     return fail(Code::kInvalid, "", "--set changes keys of a run file; use --options for an adapter");
   json options = json::object();
   if (!args.options.empty()) {
-    options = json::parse(args.options, nullptr, false);
+    options = json::parse(args.options, nullptr, /*allow_exceptions=*/false);
     if (!options.is_object())
       return fail(Code::kInvalid, "", "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'",
                   args.options.substr(0, 200));

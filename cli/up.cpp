@@ -49,7 +49,7 @@ int run_up(const UpArguments& args) {
   for (const std::string& text : args.overrides) argv.insert(argv.end(), {"--set", text});
   if (!args.plan.empty()) argv.insert(argv.end(), {"--plan", args.plan});
   if (args.resume) argv.emplace_back("--resume");
-  if (args.json) argv.emplace_back("--json");  // the learner prints the report or the errors to our stdout
+  if (args.json) argv.emplace_back("--json");  // the learner prints the report or the errors to this program's stdout
   auto child = ChildProcess::start(argv, /*shares_stdout=*/args.json);
   if (!child) return report_up_error(child.error());
 
@@ -73,7 +73,7 @@ int run_up(const UpArguments& args) {
     }
     if (!written_since_start(folder / "status.json")) continue;
     const auto text = read_file(folder / "status.json");
-    const auto status = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
+    const auto status = text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
     if (status.is_object()) table.show(status, clock.now());
   }
   table.finish();

@@ -22,7 +22,7 @@ void collect_commands(const CLI::App& app, const std::string& path, std::vector<
     for (const std::string& name : option->get_snames()) entry.names.push_back("-" + name);
     for (const std::string& name : option->get_lnames()) entry.names.push_back("--" + name);
     entry.positional = entry.names.empty();
-    if (entry.positional) entry.names.push_back(option->get_name(true));
+    if (entry.positional) entry.names.push_back(option->get_name(/*positional=*/true));
     entry.help_text = option->get_description();
     entry.default_value = option->get_default_str();
     entry.takes_value = option->get_items_expected_max() > 0;
@@ -64,7 +64,7 @@ class HelpPages : public CLI::Formatter {
     return two_columns(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
   }
   std::string make_subcommand(const CLI::App* verb) const override {
-    return two_columns(verb->get_display_name(true), verb->get_description());
+    return two_columns(verb->get_display_name(/*with_aliases=*/true), verb->get_description());
   }
 
   // Puts the names on the left and their help text in a column on the right.
@@ -206,5 +206,6 @@ template VerbOption* Verb::add_option(const std::string&, std::uint16_t&, const 
 template VerbOption* Verb::add_option(const std::string&, std::int64_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, std::uint64_t&, const std::string&);
 template VerbOption* Verb::add_option(const std::string&, double&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::optional<double>&, const std::string&);
 
 }  // namespace echoline::cli

@@ -26,6 +26,7 @@ void add_completion(Verb& app, int& exit_code);
 void add_man(Verb& app, int& exit_code);
 void add_sim(Verb& app, int& exit_code);
 void add_sweep(Verb& app, int& exit_code, const std::string& version);
+void add_advise(Verb& app, int& exit_code);
 void add_status(Verb& app, int& exit_code);
 void add_report(Verb& app, int& exit_code);
 void add_doctor(Verb& app, int& exit_code);

@@ -85,7 +85,11 @@ learner::BuiltIn built_in_trainer() {
     const auto& opened = torch_module();
     return opened ? opened->functions->built_in().device_memory(device) : std::nullopt;
   };
-  return {load, can_compute_on, settings_digest, probe, device_memory};
+  const auto has_cuda = [] {
+    const auto& opened = torch_module();
+    return opened && opened->functions->built_in().has_cuda();
+  };
+  return {load, can_compute_on, settings_digest, probe, device_memory, has_cuda};
 }
 
 Result<BuiltInEngine> built_in_engine() {

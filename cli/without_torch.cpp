@@ -1,4 +1,5 @@
-// Answers for a build without libtorch: every call fails with the advice to build with it.
+// The functions of built_in.hpp in a build without libtorch: there is no trainer and no engine, and every function that
+// would run a model fails with the advice to build with libtorch.
 #include "cli/built_in.hpp"
 
 namespace echoline::cli {

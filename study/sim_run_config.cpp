@@ -33,7 +33,7 @@ struct SimulationSection {
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
-  bool has_delta_ratio_expected = false;
+  bool has_delta_ratio_expected = false;  // the file sets fleet.delta_ratio_expected
   Duration step_time_per_1k_tokens{}, boot = std::chrono::seconds(30);
   std::optional<Duration> boot_p95;
   double tokens_median = 0;
@@ -53,7 +53,7 @@ void check_spread(ConfigSection& section, const char* key_p95, double median, do
                                        median, kSpreadMax, p95));
 }
 
-// Reads `key` as the median and `key_p95` as the 95th percentile; without it, all values are the median.
+// Reads `key` as the median and `key_p95` as the 95th percentile. Without the second, all values are the median.
 void read_spread(ConfigSection& section, const char* key, const char* key_p95, sim::Lognormal& value,
                  Limits<double> limits, ConfigDoc doc) {
   section.require(key, value.median, limits, doc);
@@ -147,6 +147,10 @@ void read_simulation(ConfigSection simulation, const learner::RunConfig& config,
   simulation.read_choice("activation", scenario.offer_choice,
                          {{"cheapest", sim::OfferChoice::kCheapest}, {"random", sim::OfferChoice::kRandom}},
                          "which offers are rented: those that cost least per rollout (cheapest), or random ones");
+  simulation.read_choice("fleet_size", scenario.fleet_size,
+                         {{"by_need", sim::FleetSize::kByNeed}, {"planned", sim::FleetSize::kPlanned}},
+                         "whether machines are rented and released as the learner and the workers wait (by_need), or "
+                         "only lost ones are replaced (planned)");
   simulation.read_choice("shares", scenario.lease_shares,
                          {{"by_speed", sim::LeaseShares::kBySpeed}, {"equal", sim::LeaseShares::kEqual}},
                          "a worker's share of a batch: by its speed, or equal for all workers");
@@ -270,7 +274,10 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
     if (!loaded) return as_user_error(std::move(loaded).error());
     profile = std::move(*loaded);
   }
-  provisioner::predict_throughput(list->offers, {parameters, tokens_mean}, profile ? &*profile : nullptr, {});
+  // A simulated worker has the figures of the profile unless the run file names an engine.
+  provisioner::Workload workload{.parameters = parameters, .tokens_per_rollout = tokens_mean};
+  if (config.worker.engine != "builtin" || config.worker.device != "cpu") workload.engines = config.worker.on_machine();
+  provisioner::predict_throughput(list->offers, workload, profile ? &*profile : nullptr, {});
   for (provisioner::Offer& offer : list->offers) {
     if (config.fleet.pricing == provisioner::Pricing::kBid && offer.bid_usd_per_hour_min)
       offer.bid_usd_per_hour = *offer.bid_usd_per_hour_min * (1 + config.fleet.bid_over_min);
@@ -333,7 +340,7 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
   }
 
   scenario.request = learner::plan_request(config, Bytes{static_cast<std::uint64_t>(2 * run.parameters)});  // bf16
-  scenario.request.fleet.provider = "none";  // generated offers have any provider
+  scenario.request.fleet.provider = "none";  // then offers of all providers are eligible
   if (section.snapshot_bytes) scenario.snapshot_bytes = Bytes{static_cast<std::uint64_t>(*section.snapshot_bytes)};
   if (section.densities.empty() && section.density)
     scenario.delta_bytes = {delta_size(run.parameters, *section.density, section.bytes_per_change)};

@@ -26,7 +26,7 @@ constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
 constexpr double kNumberMax = 1e15;   // of a step or version
 constexpr double kSecondsMin = 1e-6;  // the shortest time that a scenario file can state: it has six decimals
 
-// number() and text() treat a value of another type as absent, for the same reason.
+// A value of another type counts as absent, because the file may be damaged.
 double number(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0;
 }

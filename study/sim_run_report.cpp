@@ -149,15 +149,16 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
     for (const auto& [age, rollouts] : step.staleness) submitted_by_age[age] += rollouts;
   for (const auto& [age, rollouts] : submitted_by_age) submitted_rollouts += static_cast<double>(rollouts);
   const auto share = [](double part, double whole) { return whole > 0 ? json(part / whole) : json(nullptr); };
-  double later_waits = 0, later_total = 0;  // the first step waits for the first policy
+  // Without the first step, because it also waits for the first policy.
+  double later_wait_s = 0, later_total_s = 0;
   for (const sim::SimStep& step : result.by_step)
-    if (step.step > 1) later_waits += step.wait_s, later_total += step.wait_s + step.train_s;
+    if (step.step > 1) later_wait_s += step.wait_s, later_total_s += step.wait_s + step.train_s;
   report["simulation"] = {
       {"seed", run.scenario.seed},
       {"parameters", run.parameters},
       {"delta_bytes_first", run.scenario.delta_bytes.front().count},
       {"begun_seconds", result.first_snapshot_s},
-      {"idle_fraction_after_first_step", share(later_waits, later_total)},
+      {"idle_fraction_after_first_step", share(later_wait_s, later_total_s)},
       {"idle_fraction_predicted", result.idle_predicted ? json(*result.idle_predicted) : json(nullptr)},
       {"plan", result.plan_error.empty() ? json("as planned") : json(result.plan_error)},
       {"events", result.events},

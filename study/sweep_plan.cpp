@@ -335,7 +335,6 @@ bool is_complete(SweepKind kind, const std::filesystem::path& folder) {
   if (!text) return false;
   const json report = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object() || !report.contains("schema_version")) return false;
-  // A simulated run would always end in the same way, so every end counts.
   const auto ended = report.find("ended");
   return kind == SweepKind::kSimulated || ended == report.end() || *ended == "completed";
 }

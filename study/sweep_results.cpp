@@ -163,7 +163,7 @@ std::string_view to_string(SweepEnd end) {
   return "";
 }
 
-// The values that a measure can have, inferred from its name. Intervals are cut to them.
+// Infers the possible values from the field's name. estimate() cuts intervals to them.
 Range range_of(std::string_view field) {
   const auto has = [&](std::string_view word) { return field.find(word) != std::string_view::npos; };
   if (field.starts_with("reward.")) return {};
@@ -215,6 +215,7 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
   for (const std::string& field : plan.measures)
     if (std::none_of(measures.begin(), measures.end(), [&](const Measure& measure) { return measure.field == field; }))
       measures.push_back({.field = field, .title = field, .meaning = field});
+  constexpr std::uint64_t kReportFileBytesMax = 256 << 20;
   std::vector<bool> has_value(measures.size(), false);  // by measure: in at least one report
   for (const SweepCell& cell : plan.cells) {  // a cell is one combination of settings, with a run for each seed
     SweepRow& row = results.rows.emplace_back();
@@ -227,7 +228,7 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
       row.outcomes.push_back(&outcome);
       json report;
       if (outcome.end == SweepEnd::kDone || outcome.end == SweepEnd::kCached)
-        if (const auto text = read_file(run.folder / "report.json", 256 << 20))
+        if (const auto text = read_file(run.folder / "report.json", kReportFileBytesMax))
           report = json::parse(*text, nullptr, /*allow_exceptions=*/false);
       for (std::size_t measure_index = 0; measure_index < measures.size(); ++measure_index) {
         row.values[measure_index].push_back(measure_value(report, measures[measure_index].field));

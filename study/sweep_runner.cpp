@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::size_t kLogBytesMax = 64u << 20;                     // of one run
 constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // for one pass over the running processes
-constexpr std::size_t kLastLineShown = 300;                         // bytes of a failed run's last line
+constexpr std::size_t kLastLineBytesShown = 300;                    // of a failed run's output
 
 struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -160,7 +160,7 @@ class Runner {
     }
     const Duration wait_per_child = kPollInterval / static_cast<int>(active_.size());
     for (auto& process : active_) {
-      end_if_overdue(*process);
+      end_if_stopped_or_overdue(*process);
       const auto end = process->child.pump(wait_per_child, [&](const std::string& line) { log(*process, line); });
       if (!end) continue;
       finish(*process, *end);
@@ -170,7 +170,8 @@ class Runner {
     std::erase(active_, nullptr);
   }
 
-  void end_if_overdue(RunningProcess& process) {
+  // Asks the process to end if the sweep stops or the run takes too long. Kills it after the grace period.
+  void end_if_stopped_or_overdue(RunningProcess& process) {
     const TimePoint now = clock_.now();
     if (!process.end_requested_at && (stop_ || now - process.started_at >= options_.limit)) {
       process.end_requested_at = now;
@@ -216,7 +217,7 @@ class Runner {
     else
       outcome.why = fmt::format("exit code {}", *end.status);
     if (!process.last_line.empty() && !process.timed_out)
-      outcome.why += fmt::format(": {}", printable(process.last_line, kLastLineShown));
+      outcome.why += fmt::format(": {}", printable(process.last_line, kLastLineBytesShown));
     options_.on_message(fmt::format("[{}/{}] {}: failed: {}\n  log: {}", runs_ended_, runs_to_do_, name, outcome.why,
                                     process.log_path.string()));
   }
@@ -254,8 +255,8 @@ class Runner {
   std::deque<WaitingRun> waiting_;
   std::vector<std::unique_ptr<RunningProcess>> active_;
   TimePoint sweep_started_at_{};
-  std::size_t runs_to_do_ = 0, runs_ended_ = 0,
-              runs_failed_ = 0;  // without those of an earlier sweep; runs_ended_ includes runs_failed_
+  // Runs that no earlier sweep has completed. runs_ended_ includes runs_failed_.
+  std::size_t runs_to_do_ = 0, runs_ended_ = 0, runs_failed_ = 0;
 };
 
 }  // namespace
