@@ -159,6 +159,7 @@ TEST(Help, ExamplesThatCostNothingRun) {
                                           "completion fish",
                                           "completion bash",
                                           "man up",
+                                          "advise configs/sim/small.yaml",
                                           "sim run configs/sim/small.yaml"};
   std::set<std::string> run;
   for (const auto& [page, words] : examples()) {
@@ -188,6 +189,7 @@ const std::map<std::string, std::vector<std::string>>& failures() {
       {"ledger costs", {"no-such-run"}},
       {"ledger hosts", {"no-such-run"}},
       {"sweep", {"no-such.yaml", "--seeds", "2"}},
+      {"advise", {"no-such.yaml"}},
       {"sim", {"--delay", "5"}},
       {"sim run", {"no-such.yaml"}},
       {"sim soak", {"--seeds", "0"}},

@@ -21,14 +21,9 @@ std::string text_of(const std::filesystem::path& path) {
 
 // Expects each field of the report, dotted and in backquotes, in the documentation.
 void expect_documented(const json& object, const std::string& text, const std::string& path) {
-  static const std::set<std::string> kWithVaryingKeys{"regions",
-                                                      "decisions",
-                                                      "in_flight",
-                                                      "in_queue",
-                                                      "rejected_by_reason",
-                                                      "by_reason",
-                                                      "alarms",
-                                                      "rollouts_unfinished_by_reason"};
+  static const std::set<std::string> kWithVaryingKeys{"regions",   "settings", "decisions",
+                                                      "in_flight", "in_queue", "rejected_by_reason",
+                                                      "by_reason", "alarms",   "rollouts_unfinished_by_reason"};
   for (const auto& [key, value] : object.items()) {
     const std::string field = path.empty() ? key : path + "." + key;
     if (value.is_object()) {
@@ -219,6 +214,37 @@ TEST(SimRun, ARunThatDoesNotGetThroughItsStepsIsAFailure) {
   EXPECT_NE(outcome.err.find("it ended after 0 of 60 steps: " + report.at("ended").get<std::string>()),
             std::string::npos)
       << outcome.err;
+}
+
+// The page of `echoline advise` has a row for each field, and the files of --out are scenarios.
+TEST(Advise, PrintsDocumentedJsonAndWritesRunFiles) {
+  TemporaryFolder folder;
+  const std::vector<std::string> words{"advise", "configs/sim/small.yaml", "--out", folder.path().string()};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return run_program(more);
+  };
+  const Outcome advised = with({"--json"});
+  EXPECT_EQ(advised.status, 0) << advised.err;
+  const json advice = json::parse(advised.out);
+  expect_documented(advice, text_of("docs/advise.md"), "");
+  const std::string file = (folder.path() / "advice-1.yaml").string();
+  const Outcome simulated = run_program({"sim", "run", file, "--json"});
+  EXPECT_EQ(simulated.status, 0) << simulated.err;
+  const json &figures = advice.at("best").at(0).at("figures"),
+             usd = json::parse(simulated.out).at("cost").at("usd_total");
+  EXPECT_GE(usd, figures.at("usd_min"));
+  EXPECT_LE(usd, figures.at("usd_max"));
+
+  const Outcome limited = with({"--deadline", "10 min", "--budget", "3"});
+  EXPECT_EQ(limited.status, 1);
+  EXPECT_NE(limited.err.find("no combination keeps --deadline '10 min' and --budget 3"), std::string::npos);
+  for (std::istringstream lines(limited.out); !lines.eof();) {
+    std::string line;
+    std::getline(lines, line);
+    EXPECT_LE(line.size(), 80u) << line;
+  }
+  EXPECT_EQ(with({"--deadline", "soon"}).status, 2);
 }
 
 TEST(SimRun, ErrorsNameTheFaultOfAScenario) {

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <mutex>
 
 #include "data_plane/trajectory.hpp"
@@ -65,6 +66,10 @@ class DeskTest : public ::testing::Test {
     events.turned_away = [this](WorkerId worker) {
       const std::lock_guard lock(mutex_);
       turned_away_.push_back(worker.value);
+    };
+    events.without_work = [this](WorkerId worker, double seconds) {
+      const std::lock_guard lock(mutex_);
+      seconds_without_work_[worker.value] += seconds;
     };
     events.leaving = [this](WorkerId worker) {
       const std::lock_guard lock(mutex_);
@@ -185,6 +190,7 @@ class DeskTest : public ::testing::Test {
   std::uint64_t accepted_ = 0;
   std::string misbehaved_;
   std::vector<std::uint64_t> leaving_, drained_, turned_away_;
+  std::map<std::uint64_t, double> seconds_without_work_;  // by worker
   std::atomic<int> flooded_ = 0;  // 1: a worker was expelled, because too many of its messages waited to be read
   std::unique_ptr<RolloutDesk> desk_;
 };

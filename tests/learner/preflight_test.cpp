@@ -206,6 +206,19 @@ TEST(Preflight, DevicesAreThere) {
   EXPECT_EQ(check(preflight(quickstart({{"worker.device", "cuda:1"}, {"fleet.provider", "none"}})), "trainer").verdict,
             Verdict::kOk)
       << "workers are on other machines";
+  BuiltIn without_cuda = kBuiltIn;
+  without_cuda.has_cuda = [] { return false; };
+  const auto over_ssh = [&](const std::string& device, const BuiltIn& built_in) {
+    return check(learner::preflight(quickstart({{"worker.device", device}, {"fleet.provider", "ssh"}}),
+                                    {.built_in = built_in}),
+                 "trainer")
+        .detail;
+  };
+  EXPECT_THAT(over_ssh("cuda", without_cuda), HasSubstr("its libtorch was built without CUDA"));
+  EXPECT_THAT(over_ssh("cpu", without_cuda), HasSubstr("computes on cpu"));
+  BuiltIn with_cuda = kBuiltIn;
+  with_cuda.has_cuda = [] { return true; };
+  EXPECT_THAT(over_ssh("cuda", with_cuda), HasSubstr("computes on cpu")) << "the hosts may have GPUs";
   const Preflight without_trainer = learner::preflight(quickstart(), {});
   EXPECT_THAT(check(without_trainer, "trainer").detail, HasSubstr("ECHOLINE_TORCH=ON"));
   EXPECT_EQ(check(learner::preflight(quickstart({{"learner.trainer", "external"}}), {}), "trainer").verdict,

@@ -39,6 +39,8 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_EQ(request_work(0, 1, WorkerId{2}).leases_size(), 0);
   EXPECT_EQ(turned_away_, std::vector<std::uint64_t>{2});
   EXPECT_GT(nothing.retry_after_ms(), 0u);
+  request_work(0, 1, WorkerId{2});
+  EXPECT_GT(seconds_without_work_[2], 0) << "since it was turned away";
   open(3);  // the last of four steps
   EXPECT_EQ(request_work(3, 64).leases_size(), 2);
 }
@@ -535,6 +537,10 @@ TEST(WorkerMeterTest, AWorkersSpeedIsMeasuredFromItsSubmissions) {
   honest.record_turned_away();
   EXPECT_TRUE(take_heartbeat(honest, 2).turned_away);
   EXPECT_FALSE(take_heartbeat(honest, 2).turned_away) << "told once";
+  honest.record_without_work(0.5);
+  honest.record_without_work(0.25);
+  EXPECT_EQ(take_heartbeat(honest, 2).without_work_s, 0.75);
+  EXPECT_EQ(take_heartbeat(honest, 2).without_work_s, 0) << "told once";
 }
 
 // The batch at which the worker stopped took all that time, and its results are stale.

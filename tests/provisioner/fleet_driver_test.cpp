@@ -109,6 +109,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndReleases) {
   EXPECT_EQ(fleet.summary().started, 2u);
   fleet.notify(fleet::Joined{WorkerId{1}, "a"});
   fleet.notify(fleet::Joined{WorkerId{2}, "b"});
+  fleet.on_heartbeat({WorkerId{1}, 600, 30}, {500'000}, {250'000}, {250'000});  // its first results give no rate
   fleet.on_heartbeat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
   // The process dies: the fleet books it, gives up its worker, and rents a replacement.

@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/random.hpp"
 #include "provisioner/offers.hpp"
+#include "provisioner/plan.hpp"
 #include "provisioner/throughput.hpp"
 #include "tests/fuzz/input.hpp"
 
@@ -309,6 +310,94 @@ TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
   measured.push_back({"r1", "local", "liar", "A", 1, 10, 5});
   predict_throughput(local, work, nullptr, measured);
   EXPECT_EQ(local[0].rollouts_per_s, 7);
+}
+
+// The plan pays for the engines that a worker starts.
+TEST(Throughput, CountsTheGpusThatEnginesUse) {
+  const ThroughputProfile p = small_profile();
+  const auto predict = [&](const WorkerEngines& engines, int gpu_count, double dlperf = 0) {
+    std::vector<Offer> offers(1);
+    offers[0].provider = "vast";
+    offers[0].gpu = dlperf > 0 ? "C" : "A";
+    offers[0].gpu_count = gpu_count;
+    if (dlperf > 0) offers[0].dlperf = dlperf;
+    predict_throughput(offers, {.parameters = 1e9, .tokens_per_rollout = 100, .engines = engines}, &p, {});
+    return offers[0];
+  };
+  EXPECT_EQ(predict({}, 8).rollouts_per_s, 8 * 40);
+  EXPECT_EQ(predict({}, 8).engines_note, "");
+  const Offer floor = predict({.gpus_per_engine = 2}, 7);
+  EXPECT_EQ(floor.rollouts_per_s, 6 * 40);
+  EXPECT_EQ(floor.engines_note, "6 of its 7 GPUs compute: 3 engines of 2 (worker.engines, worker.gpus_per_engine)");
+  EXPECT_EQ(predict({.gpus_per_engine = 4}, 8).rollouts_per_s, 8 * 40);
+  EXPECT_EQ(predict({.gpus_per_engine = 2, .count = 1}, 8).rollouts_per_s, 2 * 40);
+  EXPECT_EQ(predict({.gpus_per_engine = 2}, 8, 80).rollouts_per_s, 320) << "the benchmark is of all GPUs";
+  EXPECT_EQ(predict({.count = 1}, 8, 80).rollouts_per_s, 40);
+  for (const WorkerEngines& engines : {WorkerEngines{.gpus_per_engine = 4}, WorkerEngines{.count = 3}}) {
+    const Offer unfit = predict(engines, 2);
+    EXPECT_EQ(unfit.rollouts_per_s, 0);
+    EXPECT_THAT(unfit.unfit, HasSubstr("2 GPUs, and the run wants "));
+    PlanRequest request;
+    request.fleet.provider = "vast";
+    request.fleet.assume.up = request.fleet.assume.down = BitRate{1e9};
+    EXPECT_EQ(ineligibility_reason(request, unfit), unfit.unfit);
+  }
+  const WorkerEngines built_in{.name = "builtin", .count = 1};
+  const Offer one = predict(built_in, 8);
+  EXPECT_EQ(one.rollouts_per_s, 40);
+  EXPECT_EQ(one.engines_note, "1 of its 8 GPUs computes: the built-in engine uses one");
+  EXPECT_EQ(one.uncertainty(), 0.6) << "the figure is of another engine";
+  EXPECT_EQ(one.rollouts_from, "a laboratory; of vllm, as the profile has no figure of builtin");
+}
+
+TEST(Throughput, MeasurementsOfOtherEnginesCorrectNothing) {
+  const ThroughputProfile p = small_profile();
+  const auto rate_after = [&](const std::string& measured_engine, int gpu_count, const WorkerEngines& engines) {
+    std::vector<Offer> offers(1);
+    offers[0].provider = "vast";
+    offers[0].gpu = "A";
+    offers[0].host = "h";
+    const std::vector<MeasuredRate> measured{{"r1", "vast", "h", "A", gpu_count, 10, 5, measured_engine}};
+    predict_throughput(offers, {1e9, 100, engines}, &p, measured);
+    EXPECT_EQ(offers[0].engine, engines.text());
+    return offers[0].rollouts_per_s;
+  };
+  const WorkerEngines built_in{.name = "builtin", .count = 1};
+  EXPECT_EQ(rate_after("vllm", 1, {}), 20);
+  EXPECT_EQ(rate_after("vllm", 8, {}), 20);
+  EXPECT_EQ(rate_after("builtin on a CPU", 1, {}), 40);
+  EXPECT_EQ(rate_after("vllm", 1, built_in), 40);
+  EXPECT_EQ(rate_after("builtin", 1, built_in), 20);
+  EXPECT_EQ(rate_after("", 1, {}), 20) << "of an earlier version";
+  EXPECT_EQ(rate_after("", 8, {}), 40) << "which promised eight GPUs, and used one";
+}
+
+// The figures of GPUs say nothing about a CPU.
+TEST(Throughput, AnEngineOnACpuIsNotPricedAsOneOnAGpu) {
+  const WorkerEngines on_cpu{.name = "builtin", .on_cpu = true, .count = 1};
+  std::vector<Offer> offers(2);
+  for (Offer& o : offers) o.provider = "vast", o.gpu = "A", o.gpu_count = 4, o.dlperf = 9;
+  offers[1].rollouts_per_s = 3;
+  offers[1].rollouts_source = RateSource::kMeasured;
+  const ThroughputProfile without_cpu = small_profile();
+  predict_throughput(offers, {1e9, 100, on_cpu}, &without_cpu, {});
+  EXPECT_EQ(offers[0].rollouts_per_s, 0);
+  EXPECT_EQ(offers[0].engines_note, "the built-in engine computes on its CPU (worker.device)");
+  EXPECT_EQ(offers[1].rollouts_per_s, 3) << "its own figure";
+  const auto with_cpu = ThroughputProfile::parse(std::string(kSmallProfile) + R"(
+  - names: [CPU]
+    engine: builtin
+    measured: [{billions: 0.001, tokens_per_s: 1000, source: here}, {billions: 1, tokens_per_s: 10, source: here}]
+)",
+                                                 "profile");
+  ASSERT_TRUE(with_cpu) << with_cpu.error().message();
+  predict_throughput(offers, {1e9, 100, on_cpu}, &*with_cpu, {});
+  EXPECT_DOUBLE_EQ(offers[0].rollouts_per_s, 0.1) << "whatever its GPUs are";
+  const auto shipped = ThroughputProfile::load("configs/profiles/gpus.yaml");
+  ASSERT_TRUE(shipped) << shipped.error().message();
+  EXPECT_LT(shipped->rate_of_gpu(ThroughputProfile::kCpu, 8.2e9, "builtin")->tokens_per_s, 20);
+  EXPECT_GT(shipped->rate_of_gpu("H100", 8.2e9)->tokens_per_s, 2000);
+  EXPECT_FALSE(shipped->rate_of_gpu(ThroughputProfile::kCpu, 8.2e9)) << "vLLM has no such figure";
 }
 
 TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {

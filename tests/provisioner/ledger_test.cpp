@@ -221,7 +221,9 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
   {  // It ran for two hours, and then was no more.
     auto ledger = Ledger::open(folder / "second" / "ledger.sqlite", "second");
     for (const char* id : {"a", "b"}) {
-      const auto row = ledger->record_intent(offer(id), 0);
+      Offer rented = offer(id);
+      if (id[0] == 'a') rented.engine = "vllm";
+      const auto row = ledger->record_intent(rented, 0);
       ASSERT_TRUE(ledger->record_start(row->id, id, 100));
       const LedgerDecision lost{7200, "lost", "outbid", fmt::format(R"({{"row":{},"joined":true}})", row->id)};
       EXPECT_TRUE(id[0] == 'a' || ledger->record_decision(lost));
@@ -232,6 +234,8 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
     EXPECT_EQ(hosts[0].hours, 2);
     EXPECT_TRUE(hosts[0].lost);
     EXPECT_FALSE(hosts[1].lost);
+    EXPECT_EQ(hosts[0].engine, "");
+    EXPECT_EQ(hosts[1].engine, "vllm") << "only its runs' measurements correct predictions of that engine";
     // A machine whose worker never joined says nothing about how long hosts last.
     const auto c = ledger->record_intent(offer("c"), 0);
     ASSERT_TRUE(ledger->record_start(c->id, "c", 100));

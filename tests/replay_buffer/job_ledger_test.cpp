@@ -499,6 +499,30 @@ TEST_F(Ledger, TurnedAwayMeansThatNoWorkerCouldGetALease) {
   EXPECT_FALSE(ledger_->was_turned_away(kBob)) << "it asks for no group";
 }
 
+// One batch of two groups is in stock at a time. Bob asks for two groups that do not exist, and later gets one of two.
+TEST_F(Ledger, SecondsWithoutWorkCountTheFreePartOfAWorker) {
+  options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 0}, .trajectories_per_step = 4};
+  reopen();
+  const auto ask = [&](WorkerId worker, std::uint32_t groups, double now_s, std::optional<double> free_share = {}) {
+    const GrantRequest request{worker, Version{1}, "digest", groups, {}, {}, free_share};
+    return must(ledger_->grant(request, 1, now_s));
+  };
+  const auto take = [&](double now_s) { return ledger_->take_seconds_without_work(kBob, now_s); };
+  EXPECT_EQ(take(1000), 0) << "it never asked";
+  const auto leases = ask(kAda, 2, 1000);
+  ASSERT_EQ(leases.size(), 2u);
+  EXPECT_TRUE(ask(kBob, 2, 1000).empty());
+  EXPECT_DOUBLE_EQ(take(1003), 3);
+  EXPECT_DOUBLE_EQ(take(1004), 1) << "since the last call";
+  EXPECT_TRUE(ask(kBob, 2, 1005, 0.25).empty());
+  EXPECT_DOUBLE_EQ(take(1009), 1 + 0.25 * 4) << "the rest of its capacity was busy";
+  must(ledger_->return_leases(kAda, std::vector<LeaseId>{leases[0].id}));
+  EXPECT_EQ(ask(kBob, 2, 1009).size(), 1u);
+  EXPECT_DOUBLE_EQ(take(1013), 2) << "it got half of what it asked for";
+  EXPECT_TRUE(ask(kBob, 0, 1013).empty());
+  EXPECT_EQ(take(1020), 0) << "it asks for nothing";
+}
+
 // The leases that a worker may hold grow with its submissions, and shrink with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
   options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2},

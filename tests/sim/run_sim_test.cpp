@@ -454,6 +454,7 @@ TEST(RunSim, AnIdleMachineIsNotStalled) {
   RunScenario s = scenario(80);
   s.pacing.steps_total = 80;
   s.request.fleet.headroom = 3;
+  s.fleet_size = FleetSize::kPlanned;
   s.request.topology = chains::TopologyPolicy::kTrees;
   s.request.fleet.workers_max = 80;
   for (std::size_t i = 0; i < s.offers.size(); ++i) {

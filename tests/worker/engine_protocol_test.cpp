@@ -100,6 +100,17 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
             }),
             "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
+  EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000", o.engines = 2; }),
+            "");
+  EXPECT_NE(refused([](auto& o) { o.gpus_per_engine = 2; }), "");
+  const auto refused_with = [&](const std::string& more, std::size_t gpus) {
+    return refused([&](auto& o) {
+      o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port} " + more, o.gpus_per_engine = gpus;
+    });
+  };
+  EXPECT_NE(refused_with("--tensor-parallel-size 2", 1).find("--gpus-per-engine, which is 1"), std::string::npos);
+  EXPECT_EQ(refused_with("--tensor-parallel-size 2", 2), "");
+  EXPECT_EQ(refused_with("--tensor-parallel-size {gpus}", 1), "");
   EXPECT_EQ(refused([](auto& o) { o.device = "cuda"; }), "");
   EXPECT_NE(refused([](auto& o) { o.device = "cuda", o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }),
             "");

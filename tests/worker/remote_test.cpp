@@ -784,7 +784,7 @@ TEST(PolicyFolder, ASnapshotOfOtherTensorsReplacesTheFiles) {
   ASSERT_TRUE(folder->install(before.snapshot(1)));
   ASSERT_TRUE(folder->install(after.snapshot(1)));
   EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), after.digest(1));
-  EXPECT_EQ(folder->changed_tensors().size(), 2u);
+  EXPECT_EQ(folder->changed_tensors(/*since=*/1).size(), 2u);
   ASSERT_TRUE(folder->install(after.delta(1, 2)));
   EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), after.digest(2));
 }
@@ -796,15 +796,16 @@ TEST(PolicyFolder, KnowsTheTensorsThatHaveChanged) {
   Policies policies(4, true);
   auto folder = *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
   ASSERT_TRUE(folder->install(policies.snapshot(1)));
-  EXPECT_EQ(folder->changed_tensors(), (Names{"model.fixed.weight", "model.norm.weight", "lm_head.weight"}));
-  folder->forget_changes();
-  EXPECT_EQ(folder->changed_tensors(), Names{});
+  EXPECT_EQ(folder->changed_tensors(/*since=*/0), (Names{"model.fixed.weight", "model.norm.weight", "lm_head.weight"}));
+  const std::uint64_t loaded = folder->revision();
+  EXPECT_EQ(folder->changed_tensors(loaded), Names{});
   ASSERT_TRUE(folder->install(policies.delta(1, 2)));
   ASSERT_TRUE(folder->install(policies.delta(2, 3)));
   EXPECT_FALSE(folder->install(policies.delta(1, 2)));
-  EXPECT_EQ(folder->changed_tensors(), (Names{"model.norm.weight", "lm_head.weight"}));
+  EXPECT_EQ(folder->changed_tensors(loaded), (Names{"model.norm.weight", "lm_head.weight"}));
+  EXPECT_EQ(folder->changed_tensors(folder->revision()), Names{});
   ASSERT_TRUE(folder->install(policies.snapshot(1)));
-  EXPECT_EQ(folder->changed_tensors().size(), 3u);
+  EXPECT_EQ(folder->changed_tensors(loaded).size(), 3u);
 }
 
 // vLLM reads the output head of a tied model as a tensor of its own. The policy has it once.
