@@ -1,4 +1,5 @@
 // echoline advise: finds settings that make a simulated run cheaper or faster. study/advice does the search.
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 
@@ -91,30 +92,34 @@ std::string figures_table(const Advice& advice) {
   return text;
 }
 
-// A command with the advised settings, and those that the user gave.
+// A command with the advised settings, and with those that the user gave for other keys.
 std::string command_text(const Arguments& args, const KeyValues& changes) {
   std::string text = fmt::format("  echoline sim run {}", shell_word(args.scenario));
-  for (const std::string& set : args.overrides) text += fmt::format(" \\\n    --set {}", shell_word(set));
-  for (const auto& [key, value] : changes)
-    text += fmt::format(" \\\n    --set {}", shell_word(fmt::format("{}={}", key, value)));
+  const auto add = [&](const std::string& setting) { text += fmt::format(" \\\n    --set {}", shell_word(setting)); };
+  for (const std::string& given : args.overrides)
+    if (std::ranges::none_of(changes, [&](const auto& change) { return given.starts_with(change.first + "="); }))
+      add(given);
+  for (const auto& [key, value] : changes) add(fmt::format("{}={}", key, value));
   return text + "\n";
 }
 
-std::string effect_text(const Advice& advice, const AdviceFigures& with_given) {
+std::string effect_text(const Advice& advice, const AdviceEffect& effect) {
+  const AdviceFigures &best = advice.best.front().figures, &with_given = effect.with_given;
   if (!with_given.possible) return " the other settings exclude it";
-  const AdviceFigures& best = advice.best.front().figures;
   const std::string difference = advice.aim == AdviceAim::kUsd
                                      ? fmt::format("{:>+9.2f} $", with_given.usd - best.usd)
                                      : fmt::format("{:>+9.2f} hours", with_given.hours - best.hours);
-  return fmt::format("{}, idle {:.1f} %, stale {:.2f}", difference, 100 * with_given.idle_fraction,
-                     with_given.staleness_mean);
+  return fmt::format("{}, idle {:.1f} %, stale {:.2f}{}", difference, 100 * with_given.idle_fraction,
+                     with_given.staleness_mean, effect.within_limits ? "" : " (!)");
 }
 
 std::string effects_text(const Advice& advice) {
   if (advice.effects.empty()) return "\nNo other settings were better than the run file's.\n";
   std::string text = "\nEffect of each setting: advice 1 with one setting as in the run file\n";
   for (const AdviceEffect& effect : advice.effects)
-    text += fmt::format("  {:<32}{}\n", effect.key + "=" + effect.given, effect_text(advice, effect.with_given));
+    text += fmt::format("  {:<32}{}\n", effect.key + "=" + effect.given, effect_text(advice, effect));
+  if (!std::ranges::all_of(advice.effects, &AdviceEffect::within_limits))
+    text += "  (!): beyond --deadline or --budget\n";
   return text;
 }
 
@@ -195,7 +200,7 @@ void add_advise(Verb& app, int& exit_code) {
   verb->add_flag("--json", args->json, "print the advice or the errors as JSON");
   verb->footer(
       "It searches staleness.budget, publish_every and lookahead, network.topology, fleet.headroom and fleet.places "
-      "(docs/advise.md). Plans drop most combinations, short simulations drop more, and the last three are simulated "
+      "(docs/advise.md). Plans drop most combinations, short simulations drop more, and the last ones are simulated "
       "completely with three seeds. The same file gives the same advice. It shows what each setting is worth by "
       "taking it back alone.\n"
       "staleness.* change the age of the data in training, and so what the model learns. staleness.budget never "

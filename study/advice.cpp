@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <span>
+#include <tuple>
 
 #include "base/parallel.hpp"
 #include "sim/run_plan.hpp"
@@ -38,10 +39,14 @@ struct HalvingRound {
   double steps_share = 0;
   std::size_t kept = 0;
 };
-constexpr std::array kRounds{HalvingRound{0.125, 14}, HalvingRound{0.25, 7}, HalvingRound{0.5, kAdvisedMax}};
+constexpr std::array kRounds{HalvingRound{0.125, 14}, HalvingRound{0.25, 7}, HalvingRound{0.5, 5}};
 constexpr std::uint64_t kStepsMin = 16;  // of a simulation
-// These keys are tried one by one: first with the run file's other settings, and again with the best others.
-constexpr std::array kKeysTriedAlone{kLookahead, kTopology, kPlaces};
+// Topology and places decide prices and broadcast times for all combinations. So their values are tried one by one with
+// the run file's other settings before the search, and again with the best others, as is the lookahead.
+constexpr std::array kBaseKeys{kTopology, kPlaces};
+constexpr double kBaseStepsShare = 0.25;
+constexpr double kClearlyBetter = 0.95;  // short simulations are not more exact than that
+constexpr std::array kKeysTriedAgain{kLookahead, kTopology, kPlaces};
 
 struct AdviceCandidate {
   SearchedValues values;
@@ -95,17 +100,15 @@ class AdviceSearch {
 
   Result<Advice> run() {
     ECHO_TRY(read_given());
-    ECHO_ASSIGN(const SearchedValues base, best_with_one_change());
+    ECHO_ASSIGN(const SearchedValues base, best_base());
     std::vector<AdviceCandidate> candidates = paced_candidates(base);
     expect_work(candidates.size());
     plan_all(candidates);
     keep_best_plans(candidates);
-    if (candidates.empty())
-      return fail(Code::kInfeasible, "advise",
-                  "none of the {} combinations has a plan; `echoline plan` says what it lacks", plans_);
+    if (candidates.empty()) return no_plan_error();
     candidates = with_headrooms(candidates);
     for (const HalvingRound& round : kRounds) {
-      if (&round == &kRounds.back()) add_changes(candidates, candidates.front().values);
+      if (&round == &kRounds.back()) add_changes(candidates, candidates.front().values, kKeysTriedAgain);
       ECHO_TRY(simulate_all(candidates, steps_of(round.steps_share)));
       keep_best(candidates, round.kept);
     }
@@ -189,10 +192,12 @@ class AdviceSearch {
     return all;
   }
 
-  // Every combination of the keys that pace the run, with the other keys as in `base`.
+  // Every combination of the keys that pace the run, with the other keys as in `base`, and without headroom: if that
+  // has no plan, no headroom has one.
   std::vector<AdviceCandidate> paced_candidates(const SearchedValues& base) const {
     std::vector<AdviceCandidate> all;
     SearchedValues values = base;
+    values[kHeadroom] = kHeadrooms.front();
     for (const std::string& budget : choices(kBudget, values)) {
       values[kBudget] = budget;
       for (const std::string& period : choices(kPublishEvery, values)) {
@@ -244,6 +249,14 @@ class AdviceSearch {
     std::erase_if(candidates, [](const AdviceCandidate& candidate) { return !candidate.figures.possible; });
   }
 
+  Error no_plan_error() const {
+    std::string why;
+    if (const auto run = load(given_))
+      if (const auto start = sim::plan_simulated_run(run->scenario); start && !start->plan_error.empty())
+        why = "; that of the run file fails with: " + start->plan_error;
+    return fail(Code::kInfeasible, "", "none of the {} combinations has a plan{}", plans_, why);
+  }
+
   // The closed form knows neither losses nor the tails of long responses. So it chooses among the budgets and
   // lookaheads of one publication period only.
   void keep_best_plans(std::vector<AdviceCandidate>& candidates) const {
@@ -283,9 +296,10 @@ class AdviceSearch {
     return ok();
   }
 
-  // Adds the combinations that differ from `values` in one of kKeysTriedAlone.
-  void add_changes(std::vector<AdviceCandidate>& candidates, const SearchedValues& values) const {
-    for (const SearchedKey key : kKeysTriedAlone)
+  // Adds the combinations that differ from `values` in one of the keys.
+  void add_changes(std::vector<AdviceCandidate>& candidates, const SearchedValues& values,
+                   std::span<const SearchedKey> keys) const {
+    for (const SearchedKey key : keys)
       for (const std::string& value : choices(key, values)) {
         AdviceCandidate changed{values, {}};
         changed.values[key] = value;
@@ -294,26 +308,32 @@ class AdviceSearch {
       }
   }
 
-  // The best topology and places for the run file's other settings. They decide prices and broadcast times for all
-  // combinations, so they are chosen first.
-  Result<SearchedValues> best_with_one_change() {
+  // The run file's settings, or with another topology or other places if these are clearly better.
+  Result<SearchedValues> best_base() {
     std::vector<AdviceCandidate> candidates{{given_, {}}};
-    add_changes(candidates, given_);
-    ECHO_TRY(simulate_all(candidates, steps_of(kRounds.front().steps_share)));
+    add_changes(candidates, given_, kBaseKeys);
+    ECHO_TRY(simulate_all(candidates, steps_of(kBaseStepsShare)));
+    const AdviceFigures given = candidates.front().figures;
     sort_best_first(candidates);
-    return candidates.front().values;
+    const AdviceFigures& best = candidates.front().figures;
+    const double ratio =
+        excess(given) > 1 ? excess(best) / excess(given) : target_of(best) / std::max(target_of(given), 1e-9);
+    return !given.possible || ratio < kClearlyBetter ? candidates.front().values : given_;
   }
 
   Status add_effects(const AdviceCandidate& advised, Advice& advice) {
     std::vector<AdviceCandidate> candidates;
     for (std::size_t key = 0; key < kSearchedKeys; ++key) {
       if (advised.values[key] == given_[key]) continue;
-      advice.effects.push_back({kKeyNames[key], advised.values[key], given_[key], {}});
+      advice.effects.push_back({kKeyNames[key], advised.values[key], given_[key], {}, true});
       candidates.push_back(advised);
       candidates.back().values[key] = given_[key];
     }
     ECHO_TRY(simulate_all(candidates, steps_total_, kAdviceSeeds));
-    for (std::size_t i = 0; i < candidates.size(); ++i) advice.effects[i].with_given = candidates[i].figures;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      advice.effects[i].with_given = candidates[i].figures;
+      advice.effects[i].within_limits = excess(candidates[i].figures) <= 1;
+    }
     std::ranges::stable_sort(advice.effects, [&](const AdviceEffect& a, const AdviceEffect& b) {
       return is_better(b.with_given, a.with_given);
     });
@@ -325,12 +345,15 @@ class AdviceSearch {
     return std::max(arguments_.hours_max ? figures.hours_max / *arguments_.hours_max : 0,
                     arguments_.usd_max ? figures.usd_max / *arguments_.usd_max : 0);
   }
+  // What is minimised.
+  double target_of(const AdviceFigures& figures) const {
+    return arguments_.aim == AdviceAim::kUsd ? figures.usd : figures.hours;
+  }
   bool is_better(const AdviceFigures& a, const AdviceFigures& b) const {
     if (a.possible != b.possible) return a.possible;
     const double excess_a = std::max(1.0, excess(a)), excess_b = std::max(1.0, excess(b));
     if (excess_a != excess_b) return excess_a < excess_b;
-    return arguments_.aim == AdviceAim::kUsd ? std::pair(a.usd, a.hours) < std::pair(b.usd, b.hours)
-                                             : std::pair(a.hours, a.usd) < std::pair(b.hours, b.usd);
+    return std::tuple(target_of(a), a.usd, a.hours) < std::tuple(target_of(b), b.usd, b.hours);
   }
   // Candidates with fewer changes of the run file come before equal ones with more.
   void sort_best_first(std::vector<AdviceCandidate>& candidates) const {
@@ -368,7 +391,7 @@ class AdviceSearch {
     std::size_t simulations = kPeriods.size() * kPlansPerPeriod * kHeadrooms.size();
     for (const HalvingRound& round : kRounds) simulations += round.kept;
     constexpr std::size_t kChangesExpected = 10, kEffectsExpected = 4;
-    simulations += 2 * kChangesExpected + (kAdvisedMax + 1 + kEffectsExpected) * kAdviceSeeds;
+    simulations += 2 * kChangesExpected + (kRounds.back().kept + 1 + kEffectsExpected) * kAdviceSeeds;
     work_total_ = plans + simulations;
   }
   void report_progress() {
@@ -468,6 +491,7 @@ json advice_json(const Advice& advice) {
     effects.push_back({{"key", effect.key},
                        {"advised", effect.advised},
                        {"given", effect.given},
+                       {"within_limits", effect.within_limits},
                        {"with_given", effect.with_given.possible ? figures_json(effect.with_given) : json(nullptr)}});
   return {{"schema_version", 1},
           {"minimise", advice.aim == AdviceAim::kUsd ? "usd" : "hours"},

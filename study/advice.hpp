@@ -1,6 +1,6 @@
 // Finds settings that make a simulated run cheaper or faster. The planner judges many combinations of a few settings.
 // Short simulations compare those with the best plans, longer ones the best of these (successive halving), and whole
-// ones the last three.
+// ones the last few.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -46,6 +46,7 @@ struct AdvisedRun {
 struct AdviceEffect {
   std::string key, advised, given;
   AdviceFigures with_given;  // not `possible` if the other settings exclude the run file's value
+  bool within_limits = true;
 };
 
 struct Advice {
