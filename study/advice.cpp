@@ -345,7 +345,7 @@ class AdviceSearch {
     return std::max(arguments_.hours_max ? figures.hours_max / *arguments_.hours_max : 0,
                     arguments_.usd_max ? figures.usd_max / *arguments_.usd_max : 0);
   }
-  // What is minimised.
+  // The minimised figure.
   double target_of(const AdviceFigures& figures) const {
     return arguments_.aim == AdviceAim::kUsd ? figures.usd : figures.hours;
   }
