@@ -369,8 +369,10 @@ class AdviceSearch {
   }
   void keep_best(std::vector<AdviceCandidate>& candidates, std::size_t count) const {
     sort_best_first(candidates);
-    const auto same = std::ranges::unique(candidates, have_same_run, &AdviceCandidate::figures);
-    candidates.erase(same.begin(), same.end());
+    const auto repeated_from = std::unique(
+        candidates.begin(), candidates.end(),
+        [](const AdviceCandidate& a, const AdviceCandidate& b) { return have_same_run(a.figures, b.figures); });
+    candidates.erase(repeated_from, candidates.end());
     candidates.resize(std::min(candidates.size(), count));
   }
 
