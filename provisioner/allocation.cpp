@@ -41,7 +41,7 @@ class Selection {
       hosts = std::max(hosts, c.host);
     }
     gpus_in_use_.resize(machines + 1, 0);
-    host_count_.resize(hosts + 1, 0);
+    host_count_.resize(hosts + 1, 0);  // [0]: candidates to which no limit per host applies
     for (std::size_t i = 0; i < pool.size(); ++i)
       if (pool[i].keep) add(i);
   }
@@ -255,6 +255,7 @@ class BranchAndBound {
         group_of[{shares_host, shares_host ? c.host : c.machine}].push_back(i);
     }
     for (auto& [key, group] : group_of) groups.push_back(std::move(group));
+    // How far the reduced cost is from 0.
     const auto distance = [&](std::size_t i) { return std::abs(prices_.reduced_cost(pool_[i])); };
     std::vector<std::pair<double, std::size_t>> farthest_first;
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -289,6 +290,7 @@ class BranchAndBound {
       rate_left_[d] = rate_left_[d + 1] + c.rollouts_per_s;
       rate_max_left_[d] = std::max(rate_max_left_[d + 1], c.rollouts_per_s);
       if (group_begin[d] == d) {
+        // Both sums are lower bounds of the whole group, so the greater one counts.
         least_left_[d] = least_left_[group_end] + std::max(rest_of_group, least_of_group[d]);
         group_end = d;
         rest_of_group = 0;
@@ -349,6 +351,7 @@ class BranchAndBound {
     if (!is_decided_.empty()) is_decided_[i] = true;
     const bool adds_first = prices_.reduced_cost(pool_[i]) < 0;
     if (adds_first) visit_with(i, depth, rate, cost);
+    // Only a candidate that excludes no other one could take the place of any later one (is_dominated()).
     const bool is_remembered = excludes_none_[i] && !is_decided_.empty();
     if (is_remembered) skipped_.push_back(&pool_[i]);
     visit(depth + 1, rate, cost);
@@ -393,6 +396,7 @@ class SplitSearch {
 
   void run(const std::vector<Candidate>& pool) {
     const bool is_small = pool.size() <= kSmallPoolMax;
+    // The first path to a complete set can have pool.size() nodes, which must not use up the limit.
     nodes_left_ = is_small ? kSmallPoolNodesMax : kNodesMax + pool.size();
     nodes_of_part_ = is_small ? kSmallPoolNodesPerPart : kNodesPerPart + pool.size();
     Part all{.pool = pool, .indices = std::vector<std::size_t>(pool.size())};
@@ -508,9 +512,10 @@ std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool) {
   return order;
 }
 
+// In this function, `i` is an index into `pool`, and `k` one into `listed` and `list_pool`.
 AllocationSearch allocate(std::span<const Candidate> pool, double target, AllocationLimits limits) {
   AllocationSearch search;
-  std::vector<std::size_t> listed = shortlist(pool, limits);
+  std::vector<std::size_t> listed = shortlist(pool, limits);  // cost_bound() appends others
   const std::optional<CostBound> bound = cost_bound(pool, listed, target, limits);
   if (!bound) return search;
   search.usd_per_hour_min = bound->usd_per_hour;
@@ -571,6 +576,7 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
 
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits) {
   const std::size_t workers = std::min(limits.workers_max, pool.size());
+  // Several times as many candidates as a set may have, and a margin for small fleets.
   const std::size_t cheapest_count = 4 * workers + 256, fastest_count = 2 * workers + 64, low_price_count = 256;
   std::vector<bool> is_listed(pool.size(), pool.size() <= cheapest_count + fastest_count + low_price_count);
   const auto list_first = [&](const std::vector<std::size_t>& order, std::size_t count) {

@@ -88,7 +88,8 @@ class Relaxation {
   double workers_max() const { return workers_max_; }
   double workers_min() const { return workers_min_; }
   double kept_usd() const { return kept_usd_; }
-  // A price of rollouts with which every candidate has a negative reduced cost.
+  // A price of rollouts with which every candidate has a negative reduced cost: a little above the highest unit cost,
+  // so that rounding leaves none at 0.
   double highest_price(double usd_per_worker) const {
     return (unit_cost_max_ + std::max(0.0, usd_per_worker) / rate_min_) * (1 + 1e-6) + 1e-12;
   }
@@ -139,6 +140,7 @@ class Relaxation {
       for (const auto& [reduced, c] : useful) add(best, {reduced, c->rollouts_per_s, 1});
       return best;
     }
+    // Tries every set of useful candidates that share no GPU. `gpus`: those of the candidates that are in the set.
     const auto visit = [&](const auto& self, std::size_t from, std::uint64_t gpus, const Value& value) -> void {
       if (value.reduced_cost < best.reduced_cost) best = value;
       for (std::size_t i = from; i < useful.size(); ++i) {
@@ -181,10 +183,11 @@ class Relaxation {
 // The best price of rollouts for one price of workers.
 struct Slice {
   CostBound bound;
-  double count = 0;  // workers in the mixture of two sets that has exactly the target rate
+  double count = 0;  // workers at exactly the target rate, interpolated between the sets just below and above it
   bool reaches_target = false;
 };
 
+// Bisects the price of rollouts: at `low`, the set of least reduced cost does not reach the target; at `high`, it does.
 Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
   Slice slice;
   slice.bound.usd_per_worker = usd_per_worker;
@@ -298,6 +301,7 @@ std::optional<CostBound> cost_bound(std::span<const Candidate> pool, std::vector
     const double list_usd_per_hour = bound->usd_per_hour;
     bound->usd_per_hour = bound_of(pool, target, limits, *bound);
     if (!best || bound->usd_per_hour > best->usd_per_hour) best = bound;
+    // The unlisted candidates hardly lower the bound, so adding them would not change it.
     if (bound->usd_per_hour >= list_usd_per_hour * (1 - 1e-6)) break;
     std::vector<bool> is_listed(pool.size());
     for (const std::size_t i : indices) is_listed[i] = true;

@@ -12,7 +12,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr Duration kPollInterval = std::chrono::milliseconds(20);
-constexpr int kStopRoundsMax = 5;
+constexpr int kStopRoundsMax = 5;      // a round: a listing, and stops of the instances that it shows
 constexpr double kRecentSeconds = 60;  // listings may lack an instance whose row is younger
 constexpr Duration kListingRetryPause = std::chrono::seconds(10);
 constexpr Ticket kRunListing = -1, kAccountListing = -2;  // list instances with the run's label; all instances
@@ -49,13 +49,14 @@ class ProviderRelease {
       }
       ECHO_ASSIGN(rows, open_rows());
       if (!listed->complete) add_problem(listed->error ? listed->error->message() : "the listing is incomplete");
+      if (listed->error && listed->error->code == Code::kInvalid) return ok();  // the key is refused for all requests
       const bool has_instances =
           std::any_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); });
       if (!has_instances) {
         if (!listed->complete) return ok();
         if (!is_any_recent(rows)) return book_never_rented(rows);
         wait(kListingRetryPause);
-        continue;
+        continue;  // nothing was stopped, so this does not count as a round
       }
       ++round;
       const std::size_t problems_before = report_.problems.size();
@@ -129,7 +130,10 @@ class ProviderRelease {
           unknown_rows.push_back(it->second);
         } else {
           instance_seen_ = instance_seen_ || !stopped->absent;
-          if (const Status status = end(*it->second, stopped->how); !status) booked = status;
+          const LedgerRow& row = *it->second;
+          const double end_unix_s =
+              stopped->absent ? std::max(row.last_known_unix_s(), *row.stop_asked_unix_s) : clock_.unix_seconds();
+          if (const Status status = end(row, stopped->how, end_unix_s); !status) booked = status;
         }
         unanswered.erase(it);
       } else if (const auto* failed = std::get_if<StopFailed>(&event)) {
@@ -144,7 +148,7 @@ class ProviderRelease {
     // this run or account, they are gone. Otherwise the key may belong to another account.
     if (!options_.absent_is_gone && !instance_seen_) {
       const std::optional<Listed> account = list(kAccountListing, "");
-      if (!account || !account->complete || account->instances.empty()) {
+      if ((!account || !account->complete || account->instances.empty()) && !is_any_billed(unknown_rows)) {
         add_problem(fmt::format(
             "the service knows none of the {} instances that the ledger has as running, and no others: is this "
             "the key of the account that rented them? If they are gone, add --gone",
@@ -152,13 +156,26 @@ class ProviderRelease {
         return ok();
       }
     }
-    for (const LedgerRow* row : unknown_rows) ECHO_TRY(end(*row, "gone before a request to stop it"));
+    // They ended while no process of the run was there to see it, perhaps days ago.
+    for (const LedgerRow* row : unknown_rows)
+      ECHO_TRY(end(*row, "gone before a request to stop it", row->last_known_unix_s()));
     return ok();
   }
 
-  Status end(const LedgerRow& row, const std::string& how) {
+  Status end(const LedgerRow& row, const std::string& how, double unix_s) {
     report_.released.push_back({.provider = name_, .instance = row.instance, .label = row.label, .what = how});
-    return ledger_.record_end(row.id, how, clock_.unix_seconds());
+    return ledger_.record_end(row.id, how, unix_s);
+  }
+
+  bool is_any_billed(const std::vector<const LedgerRow*>& rows) const {
+    if (!options_.bill) return false;
+    double from_unix_s = clock_.unix_seconds();
+    for (const LedgerRow* row : rows) from_unix_s = std::min(from_unix_s, row->intended_unix_s);
+    const Result<Bill> bill = options_.bill(name_, from_unix_s, clock_.unix_seconds());
+    return bill && std::any_of(bill->charges.begin(), bill->charges.end(), [&](const Charge& charge) {
+             return std::any_of(rows.begin(), rows.end(),
+                                [&](const LedgerRow* row) { return row->instance == charge.instance.text; });
+           });
   }
 
   // Requires that a complete listing shows none of the rows' instances.
@@ -266,6 +283,7 @@ bool is_label_of_run(std::string_view label, std::string_view run) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   std::size_t row_begin = label.size();
   while (row_begin > 0 && is_digit(label[row_begin - 1])) --row_begin;
+  // The shortest label has one character of the run's name and two separators beside the mark.
   if (row_begin == label.size() || row_begin < kMarkDigits + 3) return false;
   const char row_separator = label[row_begin - 1];
   const std::string_view before_row = label.substr(0, row_begin - 1);

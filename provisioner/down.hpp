@@ -15,9 +15,12 @@ namespace echoline::provisioner {
 struct DownOptions {
   std::function<Result<std::unique_ptr<Provider>>(const std::string& name)> provider;
   std::vector<std::string> providers;  // names of providers to check besides those of the ledger's rows
+  // Reads a provider's bill; absent, or kNotFound: there is none. An account whose bill has one of the run's instances
+  // is the account that rented them.
+  std::function<Result<Bill>(const std::string& provider, double from_unix_s, double to_unix_s)> bill;
   // Treat instances that the service does not know as gone, even if it knows none at all.
   bool absent_is_gone = false;
-  Duration grace = std::chrono::seconds(5);
+  Duration grace = std::chrono::seconds(5);     // between the request to end an instance and a forced end
   Duration timeout = std::chrono::minutes(10);  // for the next answer of a provider
   std::function<void(Duration)> pause;          // waits; absent: sleeps
 };

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "provisioner/throughput.hpp"
+
 namespace echoline::provisioner {
 namespace {
 
@@ -14,6 +16,50 @@ std::optional<T> stated_or_assumed(const std::optional<T>& stated, const std::op
 }
 
 double days(Duration d) { return seconds(d) / kSecondsPerDay; }
+
+// Why an offer does not meet fleet.where; absent if it does.
+std::optional<std::string> unmet_condition(const OfferConditions& where, const Offer& offer) {
+  const auto unstated = [](const char* what, const char* key) {
+    return fmt::format("{} not stated, but fleet.where.{} requires it", what, key);
+  };
+  if (!where.gpus.empty() && std::none_of(where.gpus.begin(), where.gpus.end(),
+                                          [&](const std::string& gpu) { return gpu_key(gpu) == gpu_key(offer.gpu); }))
+    return fmt::format("{}, not in fleet.where.gpus", offer.gpu);
+  if (offer.gpu_count < where.gpu_count_min.value_or(1) ||
+      offer.gpu_count > where.gpu_count_max.value_or(offer.gpu_count))
+    return fmt::format("{} GPUs, outside of fleet.where.gpu_count_min and gpu_count_max", offer.gpu_count);
+  if (where.verified && !offer.verified.value_or(false)) return "not verified by the market";
+  if (where.datacenter && !offer.datacenter.value_or(false)) return "not in a data centre";
+  if (where.open_ports_min) {
+    if (!offer.open_ports) return unstated("open ports", "open_ports_min");
+    if (*offer.open_ports < *where.open_ports_min)
+      return fmt::format("{} open ports, {} required", *offer.open_ports, *where.open_ports_min);
+  }
+  if (where.compute_capability_min) {
+    if (!offer.compute_capability) return unstated("compute capability", "compute_capability_min");
+    if (*offer.compute_capability < *where.compute_capability_min)
+      return fmt::format("compute capability {:.1f} below {:.1f}", *offer.compute_capability,
+                         *where.compute_capability_min);
+  }
+  if (where.memory_min) {
+    if (!offer.memory_gb) return unstated("host memory", "memory_min");
+    if (*offer.memory_gb * kBytesPerGb < static_cast<double>(where.memory_min->count))
+      return fmt::format("{:.3g} GB of host memory, {:.3g} required", *offer.memory_gb,
+                         static_cast<double>(where.memory_min->count) / kBytesPerGb);
+  }
+  if (where.down_min && offer.down && *offer.down < *where.down_min)
+    return fmt::format("downlink {:.3g} Mbit/s below {:.3g}", offer.down->mbit_per_s(), where.down_min->mbit_per_s());
+  const auto is_dearer = [](const std::optional<double>& price, const std::optional<double>& most) {
+    return most && price && *price > *most;
+  };
+  if (is_dearer(offer.upload_usd_per_gb, where.upload_usd_per_gb_max))
+    return fmt::format("outgoing traffic costs ${:.3g}/GB, ${:.3g} allowed", *offer.upload_usd_per_gb,
+                       *where.upload_usd_per_gb_max);
+  if (is_dearer(offer.download_usd_per_gb, where.download_usd_per_gb_max))
+    return fmt::format("incoming traffic costs ${:.3g}/GB, ${:.3g} allowed", *offer.download_usd_per_gb,
+                       *where.download_usd_per_gb_max);
+  return std::nullopt;
+}
 
 std::string not_stated(std::string_view what, std::string_view key) {
   return fmt::format("{} not stated (fleet.assume.{})", what, key);
@@ -69,6 +115,22 @@ std::optional<std::string> ineligibility_reason(const PlanRequest& request, cons
                    [&](const auto& place) { return contains_place(offer.place, place); }))
     return offer.place.empty() ? std::string("place not stated, but fleet.places requires one")
                                : fmt::format("in {}, not in fleet.places", offer.place);
+  if (auto unmet = unmet_condition(request.fleet.where, offer)) return unmet;
+  if (request.cuda_min) {
+    if (!offer.cuda_max) {
+      // An image's name is a weaker reason than a condition: it leaves out only offers that state an older version.
+      if (request.fleet.where.cuda_min) return "CUDA version not stated, but fleet.where.cuda_min requires it";
+    } else if (*offer.cuda_max < *request.cuda_min) {
+      return fmt::format("its driver supports CUDA {:.1f}, {:.1f} needed", *offer.cuda_max, *request.cuda_min);
+    }
+  }
+  if (request.host_memory_min && offer.memory_gb &&
+      *offer.memory_gb * kBytesPerGb < static_cast<double>(request.host_memory_min->count))
+    return fmt::format("{:.3g} GB of host memory, {:.3g} needed for the policy and its server", *offer.memory_gb,
+                       static_cast<double>(request.host_memory_min->count) / kBytesPerGb);
+  if (offer.disk_gb && *offer.disk_gb * kBytesPerGb < static_cast<double>(request.fleet.disk.count))
+    return fmt::format("{:.3g} GB of disk, {:.3g} needed (fleet.disk)", *offer.disk_gb,
+                       static_cast<double>(request.fleet.disk.count) / kBytesPerGb);
   if (request.gpu_memory_min) {
     const auto vram = stated_or_assumed(offer.vram_gb, request.fleet.assume.vram_gb);
     if (!vram) return not_stated("GPU memory", "vram_gb");

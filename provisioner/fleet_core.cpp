@@ -26,6 +26,8 @@ constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
 constexpr double kBytesPerGb = 1e9;
 // If a start has no answer and no listing shows its instance for this time, the core gives the machine up.
 constexpr Duration kUnansweredMax = std::chrono::minutes(5);
+// The same for a start by an earlier process: its request ended with the process, and listings show instances sooner.
+constexpr Duration kUnansweredEarlierMax = std::chrono::minutes(1);
 constexpr double kShareMin = 1e-3;  // least share of a promised rate, so that no host counts as 0
 
 }  // namespace
@@ -54,7 +56,7 @@ std::vector<FleetAction> FleetCore::tick(TimePoint now) {
     enforce_budgets();
     stop_stalled();
   }
-  if (phase_ == Phase::kOpen) {
+  if (phase_ == Phase::kOpen) {  // enforce_budgets() may have ended it
     rent_wanted();
     fill_shortfall();
     release_surplus();
@@ -68,7 +70,7 @@ std::vector<FleetAction> FleetCore::close(const std::string& why, TimePoint now)
   if (phase_ == Phase::kOpen) phase_ = Phase::kClosed;
   wanted_.clear();
   for (auto& [key, machine] : machines_.all()) stop(machine, why);
-  start_queued();
+  start_queued();  // forgets the queued machines, which are not wanted any more
   return std::exchange(outbox_.actions, {});
 }
 
@@ -195,7 +197,8 @@ void FleetCore::on(const fleet::Found& e) {
     shortfall_.lost_rollouts_per_s += machine->expected_rollouts_per_s();
   }
   const Duration doubtful_time = time_.now - machine->state_since;
-  if (!machine->start_answered && !e.certain && doubtful_time < kUnansweredMax) return;
+  const Duration unanswered_max = machine->adopt ? kUnansweredEarlierMax : kUnansweredMax;
+  if (!machine->start_answered && !e.certain && doubtful_time < unanswered_max) return;
   // A machine that may have existed for a while is booked as paid, so that the cost is not underestimated.
   const bool may_have_run =
       !machine->start_answered || !machine->instance.text.empty() || doubtful_time >= rules::kAnswerTimeout;
@@ -239,8 +242,8 @@ void FleetCore::on(const fleet::Ending& e) {
 }
 
 void FleetCore::on(const fleet::Leaving& e) {
-  constexpr bool kOutbid = false;
-  if (Machine* machine = machines_.find(e.worker)) prepare_for_end(*machine, "its worker was told to stop", kOutbid);
+  if (Machine* machine = machines_.find(e.worker))
+    prepare_for_end(*machine, "its worker was told to stop", /*outbid=*/false);
 }
 
 void FleetCore::on(const fleet::Drained& e) {
@@ -366,17 +369,14 @@ void FleetCore::on(const fleet::Left& e) {
 }
 
 void FleetCore::on(const fleet::ProviderTrouble& e) {
-  const auto it = blocked_.find(e.provider);
   if (e.why.empty()) {
-    if (it == blocked_.end()) return;
-    blocked_.erase(it);
+    if (!book_.unblock(e.provider)) return;
     note("unblocked", "", e.provider + " can rent again");
     shortfall_.lost_rollouts_per_s = kAnyCapacity;
     shortfall_.next_search_at = {};
     return;
   }
-  if (it != blocked_.end() && it->second == e.why) return;
-  blocked_[e.provider] = e.why;
+  if (!book_.block(e.provider, e.why)) return;
   note("blocked", "", fmt::format("{}: {}", e.provider, e.why));
   // Queued machines give way to those of other providers.
   for (auto& [key, machine] : machines_.all()) {
@@ -417,7 +417,7 @@ void FleetCore::on(const fleet::OffersRefreshed& e) {
 void FleetCore::change_state(Machine& machine, MachineState to) {
   machines_.change_state(machine, to, time_.now);
   if (to == MachineState::kWorking)
-    next_stall_check_ = std::min(next_stall_check_, machine.productive_time_at_progress + rules_.fleet.away_max);
+    output_.check_stalled_by(machine.productive_time_at_progress + rules_.fleet.away_max);
 }
 
 void FleetCore::stop(Machine& machine, const std::string& why) {
@@ -465,6 +465,7 @@ void FleetCore::prepare_for_end(Machine& machine, const std::string& why, bool o
     stop(machine, why);
 }
 
+// Has the end written to the ledger. `ran`: false if the machine never existed and costs nothing.
 void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) {
   emit(fleet::BookEnd{
       .ticket = machine.ticket, .why = why, .ran = ran, .rollouts_per_s = machine.measured_rollouts_per_s});
@@ -474,6 +475,7 @@ void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) 
 void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
   ++counts_.lost;
   if (!machine.unwanted) shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
+  // As in note(), which cannot set `has_joined`: every loss is noted.
   allow_note_again("lost");
   emit(fleet::Note{.what = "lost",
                    .offer = machine.offer.id,
@@ -503,7 +505,7 @@ void FleetCore::request_listing(Machine& machine) {
 }
 
 Duration FleetCore::schedule_retry(Machine& machine) {
-  constexpr int kDoublingsMax = 10;
+  constexpr int kDoublingsMax = 10;  // so that the shift cannot overflow; kBackoffMax limits the pause
   const Duration pause =
       std::min<Duration>(rules::kBackoffMin * (1 << std::min(machine.retries, kDoublingsMax)), rules::kBackoffMax);
   ++machine.retries;

@@ -105,6 +105,7 @@ struct Recovered {
   InstanceId instance;  // empty: the provider never reported it
   bool adopt = true;    // use it if it exists; false: stop it
 };
+// Answers Start: the instance is rented.
 struct Started {
   Ticket ticket = 0;
   InstanceId instance;
@@ -119,10 +120,12 @@ struct Running {
 struct Cancelled {
   Ticket ticket = 0;
 };
+// Answers Start: nothing is rented, or, with `perhaps_rented`, only a listing can tell whether it is.
 struct StartFailed {
   Ticket ticket = 0;
   std::string why;
-  bool retryable = false, perhaps_rented = false;
+  bool retryable = false;  // the same offer may be requested again
+  bool perhaps_rented = false;
   bool by_account = false;  // the reason is the account, so it says nothing about the offer
 };
 // The provider can rent nothing, or can rent again.
@@ -137,9 +140,11 @@ struct Found {
   bool certain = false;          // if true, an instance that is missing now cannot appear later
   bool running_follows = false;  // as in Started
 };
+// Answers Stop: the instance is not rented any more.
 struct Stopped {
   Ticket ticket = 0;
 };
+// Answers Stop: the instance may still be rented. The core stops it again.
 struct StopFailed {
   Ticket ticket = 0;
   std::string why;
@@ -289,6 +294,7 @@ using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::
 // Numbers of machines over the whole run.
 struct MachineCounts {
   std::uint64_t started = 0, lost = 0, replaced = 0;
+  std::uint64_t not_joined = 0;  // of `lost`: their container ran in vain until the limit of a start
 };
 
 // The state of the fleet, for status displays.
@@ -353,6 +359,8 @@ class FleetCore {
     double rollouts = 0;
     Duration productive_time{};  // time in which any worker submitted results
     TimePoint last_result_at{};
+    Duration next_stall_check{};  // value of productive_time before which no worker can count as stalled
+    void check_stalled_by(Duration productive) { next_stall_check = std::min(next_stall_check, productive); }
   };
   // A capacity shortfall and the state of its repair.
   struct Shortfall {
@@ -379,7 +387,7 @@ class FleetCore {
   // Actions for the caller, and notes that are written only once.
   struct Outbox {
     std::vector<FleetAction> actions;
-    std::set<std::pair<std::string, std::string>> noted;  // Note::what and its offer
+    std::set<std::pair<std::string, std::string>> noted;  // by note_once(): Note::what and Note::offer
   };
 
   void on(const fleet::Booked& e);
@@ -427,6 +435,7 @@ class FleetCore {
   void record_offer_failure(const Machine& machine, bool until_refresh);
   void demote_host(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
+  // After this, note_once() writes notes of this kind again.
   void allow_note_again(const std::string& what) {
     std::erase_if(outbox_.noted, [&](const auto& entry) { return entry.first == what; });
   }
@@ -483,10 +492,8 @@ class FleetCore {
   CapacityTarget target_;
   Spending spending_;
   Output output_;
-  Duration next_stall_check_{};  // value of Output::productive_time before which no worker can count as stalled
   Shortfall shortfall_;
-  std::map<std::string, std::string, std::less<>> blocked_;  // providers that can rent nothing, with the reason
-  std::optional<Surplus> surplus_;                           // absent: there is none
+  std::optional<Surplus> surplus_;  // absent: there is none
   MachineCounts counts_;
 };
 

@@ -95,7 +95,7 @@ Duration FleetCore::idle_window() const {
 }
 
 double FleetCore::idle_fraction() const {
-  return pace_.learner_idle.idle_fraction(idle_window(), rules::kShortfallMin, time_.now);
+  return pace_.learner_idle.idle_fraction(idle_window(), /*history_min=*/rules::kShortfallMin, time_.now);
 }
 
 Duration FleetCore::use_window() const {
@@ -105,7 +105,7 @@ Duration FleetCore::use_window() const {
 // At least M* is needed: while the learner uses up a stock, its workers lack work, although it will need them again.
 std::optional<double> FleetCore::sufficient_rollouts_per_s() const {
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
-  const double idle = pace_.learner_idle.idle_fraction(use_window(), rules::kShortfallMin, time_.now);
+  const double idle = pace_.learner_idle.idle_fraction(use_window(), /*history_min=*/rules::kShortfallMin, time_.now);
   if (!used || idle > rules::kIdleShareForRelease) return std::nullopt;
   return (1 + rules::kSpareShare) * std::max(*used, target_.required_rollouts_per_s);
 }
@@ -148,7 +148,7 @@ void FleetCore::check() const {
   ECHO_CHECK(outbox_.actions.empty(), "{} actions were not handed over", outbox_.actions.size());
   for (const auto& [key, machine] : machines_.all())
     ECHO_CHECK(machine.state != MachineState::kWorking ||
-                   machine.productive_time_at_progress + rules_.fleet.away_max >= next_stall_check_,
+                   machine.productive_time_at_progress + rules_.fleet.away_max >= output_.next_stall_check,
                "{} may count as stalled too late", machine.offer.id);
 }
 
@@ -210,6 +210,7 @@ void FleetCore::enforce_time_limits() {
       case MachineState::kBooting:
         if (time_.now - machine.boot_phase_since < boot_phase_limit(machine.boot_phase)) break;
         count_as_lost(machine, lateness_text(machine.boot_phase));
+        counts_.not_joined += machine.boot_phase != BootPhase::kPulling && !machine.has_joined ? 1 : 0;
         record_offer_failure(machine, kAvailableAfterPause);
         stop(machine, lateness_text(machine.boot_phase));
         break;
@@ -244,12 +245,12 @@ void FleetCore::enforce_time_limits() {
 // A worker is stalled if the other workers have submitted results for away_max, and it has made no progress. Its share
 // of their output must be large enough that the silence cannot be chance.
 void FleetCore::stop_stalled() {
-  if (output_.productive_time < next_stall_check_) return;
-  next_stall_check_ = Duration::max();
+  if (output_.productive_time < output_.next_stall_check) return;
+  output_.next_stall_check = Duration::max();
   const double working_rate = totals().working_rollouts_per_s;
   for (auto& [key, machine] : machines_.all()) {
     if (machine.state != MachineState::kWorking) continue;
-    next_stall_check_ = std::min(next_stall_check_, machine.productive_time_at_progress + rules_.fleet.away_max);
+    output_.check_stalled_by(machine.productive_time_at_progress + rules_.fleet.away_max);
     const Duration silent_time = output_.productive_time - machine.productive_time_at_progress;
     if (silent_time < rules_.fleet.away_max) continue;
     const double rate = machine.rollouts_per_s(), rate_of_others = working_rate - rate;
@@ -309,7 +310,10 @@ std::size_t FleetCore::rentals_allowed() {
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
   const FleetOffer& rented = book_.find(offer)->offer;
-  machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now).is_queued = true;
+  Machine& machine = machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now);
+  machine.is_queued = true;
+  machine.replaces_loss = replaces;
+  machines_.invalidate_totals();  // add() has counted it as one that replaces no loss
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
 }
@@ -368,7 +372,7 @@ void FleetCore::rent_wanted() {
       shortfall_.lost_rollouts_per_s = kAnyCapacity;
     }
     if (machine != nullptr || entry == nullptr) continue;
-    if (blocked_.contains(entry->offer.provider)) {
+    if (book_.blocked().contains(entry->offer.provider)) {
       shortfall_.lost_rollouts_per_s += entry->offer.rollouts_per_s;
       continue;
     }
@@ -401,7 +405,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
   std::map<std::string, std::uint32_t> host_numbers;
   for (const auto& [id, entry] : book_.all()) {
     const FleetOffer& offer = entry.offer;
-    if (blocked_.contains(offer.provider)) continue;
+    if (book_.blocked().contains(offer.provider)) continue;
     if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) || !rented.fits(offer))
       continue;
     Candidate candidate;
@@ -442,6 +446,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == count_max) break;
     const double usd_per_hour = fleet_usd_per_hour + (added_usd_per_hour + price_of(offer));
+    // The offers chosen before this one may exclude it.
     if (usd_per_hour > usd_per_hour_max || !is_affordable(usd_per_hour) || !rented.fits(offer)) continue;
     added_usd_per_hour += price_of(offer);
     rented.add(offer);
@@ -493,14 +498,16 @@ void FleetCore::fill_shortfall() {
 }
 
 // The capacity that keeps the learner from waiting, less the present and the joining one. 0 if the learner does not
-// wait. If it waits although the fleet has M* and no machine is joining, M* is too low.
+// wait. If it waits although the fleet has M* and no machine is joining, M* is too low. Replacements do not count as
+// joining, because in a large fleet some always are.
 double FleetCore::missing_rollouts_per_s() const {
   const double idle = idle_fraction(), expected_rate = totals().expected_rollouts_per_s;
   if (idle < rules::kIdleShareMin) return 0;
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
   if (!used) return target_.provisioned_rollouts_per_s - expected_rate;
   double needed = target_.required_rollouts_per_s;
-  if (totals().joining == 0) needed = std::max(needed, *used / (1 - std::min(idle, kIdleShareMax)));
+  // A fleet that is faster by 1 / (1 - idle) makes the same rollouts in the time in which the learner does not wait.
+  if (totals().joining_beyond_losses == 0) needed = std::max(needed, *used / (1 - std::min(idle, kIdleShareMax)));
   return std::max(0.0, (1 + rules::kSpareShare) * needed - expected_rate);
 }
 
@@ -511,7 +518,7 @@ double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_ho
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
     std::string troubles;
-    for (const auto& [provider, why] : blocked_) troubles += fmt::format(" ({}: {})", provider, why);
+    for (const auto& [provider, why] : book_.blocked()) troubles += fmt::format(" ({}: {})", provider, why);
     note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
     return 0;
   }

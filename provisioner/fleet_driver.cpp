@@ -14,12 +14,9 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::string_view kOperation = "fleet";
-constexpr std::size_t kQueueMax = 65'536;
-constexpr std::size_t kInputsAtOnce = 4096;
+constexpr std::size_t kQueueMax = 65'536;    // inputs that wait for the fleet's thread; further ones are dropped
+constexpr std::size_t kInputsAtOnce = 4096;  // inputs handled before the providers are polled again
 constexpr Duration kStopGrace = std::chrono::seconds(5);  // between the request to end and a forced end
-// Interval at which the ledger records that instances are alive. The ledger of a killed learner lacks at most this
-// time.
-constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
 constexpr Duration kSpendingInterval = std::chrono::seconds(1);
 // Interval of listings that look for unknown instances. One that two listings show is stopped.
 constexpr Duration kRunListingInterval = std::chrono::seconds(30);
@@ -28,7 +25,8 @@ constexpr Duration kPatienceLocal = kStopGrace + std::chrono::seconds(2), kPatie
 constexpr Duration kPatienceWithoutKey = std::chrono::seconds(30);
 constexpr int kFinalListingsMax = 3;  // rounds of listings at the end, if each shows instances that were not known
 constexpr Duration kClosePollInterval = std::chrono::milliseconds(10);
-// Tickets of listings of all instances with this run's label: during the run, and at its end.
+// Tickets of listings of all instances with this run's label: during the run, and at its end. Tickets of machines are
+// rows of the ledger, which begin at 1.
 constexpr Ticket kListingOfRun = 0, kFinalListing = -1;
 
 bool reports_phases(const std::string& provider) {
@@ -36,16 +34,17 @@ bool reports_phases(const std::string& provider) {
   return kind != nullptr && kind->reports_phases;
 }
 
-void log_error(const Status& status) {
-  if (!status) log::error("{}", status.error().message());
+const Clock& clock_or_system(const Clock* clock) {
+  static const SystemClock kSystemClock;
+  return clock ? *clock : kSystemClock;
 }
 
 }  // namespace
 
 FleetDriver::FleetDriver(FleetOptions options)
-    : options_(std::move(options)), queue_(kQueueMax), clock_(options_.clock ? *options_.clock : system_clock_) {
+    : options_(std::move(options)), queue_(kQueueMax), clock_(clock_or_system(options_.clock)) {
   for (const PlanRow& row : options_.plan.rows)
-    if (row.rank > 0) offers_[row.offer.id] = &row.offer;
+    if (row.rank > 0) offers_.add(row.offer);
 }
 
 Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
@@ -79,7 +78,7 @@ void FleetDriver::stop() {
 }
 
 void FleetDriver::on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered) {
-  queue_.try_push(Input(Traffic{heartbeat.worker, received, forwarded, delivered, clock_.now()}));
+  queue_.try_push(Input(WorkerTraffic{heartbeat.worker, received, forwarded, delivered, clock_.now()}));
   notify(heartbeat);
 }
 
@@ -102,7 +101,8 @@ Status FleetDriver::open_on_thread() {
   }
   for (const auto& [provider, count] : unusable_offers)
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
-  ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
+  ECHO_ASSIGN(Ledger ledger, Ledger::open(options_.ledger_file, options_.run));
+  books_.emplace(std::move(ledger), clock_);
   FleetRules rules = fleet_rules_of(options_.plan);
   for (const ProviderKind* kind : provider_kinds())
     if (kind->starts_at_once > 0) rules.starts_at_once[kind->name] = kind->starts_at_once;
@@ -119,28 +119,27 @@ Status FleetDriver::open_on_thread() {
 void FleetDriver::replace_offers(RefreshedOffers refreshed) {
   const PlanRequest& request = options_.plan.request;
   std::vector<FleetOffer> market;
-  offers_.clear();
-  refreshed_offers_ = std::move(refreshed.offers);
-  for (Offer& offer : refreshed_offers_) {
-    if (ineligibility_reason(request, offer) || !provider_of(offer.provider)) continue;
+  std::erase_if(refreshed.offers, [&](const Offer& offer) {
+    return ineligibility_reason(request, offer) || !provider_of(offer.provider);
+  });
+  for (Offer& offer : refreshed.offers) {
     offer.bid_usd_per_hour = bid_for(request, offer);
     market.push_back(fleet_offer(request, offer));
-    offers_[offer.id] = &offer;
   }
+  offers_.replace_all(std::move(refreshed.offers));
   handle(fleet::OffersRefreshed{std::move(market)});
 }
 
 // Looks for the instances that the ledger has from an earlier process, and for unknown instances with this run's label.
 Status FleetDriver::recover_instances() {
-  for (const LedgerRow& row : ledger_->orphans()) {
+  for (const LedgerRow& row : books_->ledger().orphans()) {
     if (row.run != options_.run) continue;
     if (const auto provider = provider_of(row.provider); !provider)
       return fail(Code::kInvalid, kOperation,
                   "an earlier process of this run rented {} from '{}', and it may still cost: {}",
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
-    rented_from_.insert(row.provider);
-    labels_[row.id] = row.label;
-    records_[row.id].last_known_unix_s = row.last_known_unix_s();
+    listings_.rented_from.insert(row.provider);
+    books_->add_earlier(row);
     FleetOffer offer{.id = row.offer, .provider = row.provider, .host = row.host};
     offer.rollouts_per_s = row.promised_rollouts_per_s.value_or(0);
     offer.usd_per_hour = row.usd_per_hour;
@@ -151,7 +150,7 @@ Status FleetDriver::recover_instances() {
     handle(fleet::Recovered{.ticket = row.id, .offer = offer, .instance = {row.instance}, .adopt = adopt});
   }
   for (const auto& [name, provider] : providers_)
-    if (!is_local_provider(name)) provider->list(kListingOfRun, ledger_->label_prefix());
+    if (!is_local_provider(name)) provider->list(kListingOfRun, books_->ledger().label_prefix());
   return ok();
 }
 
@@ -161,7 +160,7 @@ void FleetDriver::loop() {
     if (!input && queue_.closed()) break;
     for (std::size_t n = 0; input; ++n) {
       if (const auto* event = std::get_if<FleetEvent>(&*input)) handle(*event);
-      if (const auto* traffic = std::get_if<Traffic>(&*input)) record_traffic(*traffic);
+      if (const auto* traffic = std::get_if<WorkerTraffic>(&*input)) record_traffic(*traffic);
       if (auto* refreshed = std::get_if<RefreshedOffers>(&*input)) replace_offers(std::move(*refreshed));
       if (n == kInputsAtOnce) break;
       input = queue_.pop(Duration{});
@@ -170,8 +169,8 @@ void FleetDriver::loop() {
     const TimePoint now = clock_.now();
     if (now >= next_spending_report_at_) report_spending();
     carry_out(core_->tick(now));
-    if (now >= next_run_listing_at_) list_run();
-    if (now >= next_signs_of_life_at_) book_signs_of_life();
+    if (now >= listings_.next_at) list_run();
+    if (books_->are_signs_of_life_due()) books_->book_signs_of_life(core_->machines());
     update_summary();
   }
   close_all();
@@ -179,34 +178,35 @@ void FleetDriver::loop() {
 
 void FleetDriver::close_all() {
   stopping_ = true;
-  if (ledger_ && core_) {
-    book_signs_of_life();
+  if (books_ && core_) {
+    books_->book_signs_of_life(core_->machines());
     carry_out(core_->close("the run has ended", clock_.now()));
-    std::erase_if(rented_from_, [](const std::string& name) { return is_local_provider(name); });
-    wait_until_returned(rented_from_.empty() ? kPatienceLocal : kPatienceRemote);
+    std::erase_if(listings_.rented_from, [](const std::string& name) { return is_local_provider(name); });
+    wait_until_returned(listings_.rented_from.empty() ? kPatienceLocal : kPatienceRemote);
     // A final listing by each provider shows machines that the ledger does not have. They are stopped, too.
-    for (int i = 0; i < kFinalListingsMax && core_->machines().empty() && !rented_from_.empty(); ++i) {
-      for (const std::string& name : rented_from_)
+    for (int i = 0; i < kFinalListingsMax && core_->machines().empty() && !listings_.rented_from.empty(); ++i) {
+      for (const std::string& name : listings_.rented_from)
         if (const auto provider = provider_of(name)) {
-          final_listings_.insert(name);
-          (*provider)->list(kFinalListing, ledger_->label_prefix());
+          listings_.final_awaited.insert(name);
+          (*provider)->list(kFinalListing, books_->ledger().label_prefix());
         }
-      unlisted_.clear();
+      listings_.failed.clear();
       wait_until_returned(kPatienceRemote);
-      if (core_->machines().empty() && unlisted_.empty() && !std::exchange(found_unknown_, false)) break;
+      if (core_->machines().empty() && listings_.failed.empty() && !std::exchange(listings_.found_unknown, false))
+        break;
     }
-    for (const std::string& name : final_listings_) unlisted_.push_back(name + ": no answer");
+    for (const std::string& name : listings_.final_awaited) listings_.failed.push_back(name + ": no answer");
     report_unreturned();
-    book_ends();
+    books_->book_ends();
     update_summary();
   }
   providers_.clear();
-  ledger_.reset();
+  books_.reset();
 }
 
 // Polls until no machine is left and no listing is awaited, or until nothing has changed for `patience`.
 void FleetDriver::wait_until_returned(Duration patience) {
-  const auto unfinished = [&] { return core_->machines().size() + final_listings_.size(); };
+  const auto unfinished = [&] { return core_->machines().size() + listings_.final_awaited.size(); };
   std::size_t left = unfinished();
   const TimePoint began_at = clock_.now();
   TimePoint deadline = began_at + patience;
@@ -229,10 +229,10 @@ bool FleetDriver::is_key_refused() const {
 void FleetDriver::report_unreturned() {
   std::vector<std::string> lines;
   for (const auto& [key, machine] : core_->machines().all())
-    lines.push_back(fmt::format("{} ({})", labels_[machine.ticket],
+    lines.push_back(fmt::format("{} ({})", books_->record(machine.ticket).label,
                                 machine.instance.text.empty() ? "unknown number" : machine.instance.text));
   for (const std::string& line : lines) log::error("{} may still be rented", line);
-  for (const std::string& provider : unlisted_) {
+  for (const std::string& provider : listings_.failed) {
     log::error("what is rented could not be listed: {}", provider);
     lines.push_back("whatever " + provider.substr(0, provider.find(':')) + " did not list");
   }
@@ -249,17 +249,15 @@ void FleetDriver::carry_out(const std::vector<FleetAction>& actions) {
 }
 
 void FleetDriver::act(const fleet::Book& a) {
-  const Offer* offer = offer_of(a.offer);
+  const Offer* offer = offers_.find(a.offer);
   ECHO_CHECK(offer != nullptr, "offer {}", a.offer);
-  auto row = ledger_->record_intent(*offer, clock_.unix_seconds(), offer->bid_usd_per_hour);
-  if (!row) return handle(fleet::BookingFailed{a.offer, row.error().message()});
-  labels_[row->id] = row->label;
-  records_[row->id] = {};
-  handle(fleet::Booked{a.offer, row->id});
+  const auto ticket = books_->book(*offer);
+  if (!ticket) return handle(fleet::BookingFailed{a.offer, ticket.error().message()});
+  handle(fleet::Booked{a.offer, *ticket});
 }
 
 void FleetDriver::act(const fleet::Start& a) {
-  const Offer* offer = offer_of(a.offer);
+  const Offer* offer = offers_.find(a.offer);
   const auto refuse = [&](const Error& error) {
     handle(fleet::StartFailed{.ticket = a.ticket, .why = error.message(), .retryable = false, .perhaps_rented = false});
   };
@@ -268,9 +266,9 @@ void FleetDriver::act(const fleet::Start& a) {
   auto spec = options_.launch(*offer);
   if (!spec) return refuse(spec.error());
   spec->offer = *offer;
-  spec->label = labels_[a.ticket];
+  spec->label = books_->record(a.ticket).label;
   spec->bid_usd_per_hour = offer->bid_usd_per_hour;
-  rented_from_.insert(offer->provider);
+  listings_.rented_from.insert(offer->provider);
   (*provider)->start(a.ticket, *spec);
 }
 
@@ -286,32 +284,22 @@ void FleetDriver::act(const fleet::Stop& a) {
   ECHO_CHECK(machine != nullptr);
   const auto provider = provider_of(machine->offer.provider);
   if (!provider) return handle(fleet::StopFailed{a.ticket, provider.error().message()});
-  log_error(ledger_->record_stop_request(a.ticket, clock_.unix_seconds()));
+  log_error(books_->ledger().record_stop_request(a.ticket, clock_.unix_seconds()));
   (*provider)->stop(a.ticket, a.instance, kStopGrace);
 }
 
 void FleetDriver::act(const fleet::FindInstance& a) {
   const auto* machine = core_->machines().find(a.ticket);
   ECHO_CHECK(machine != nullptr);
-  if (const auto provider = provider_of(machine->offer.provider)) (*provider)->list(a.ticket, labels_[a.ticket]);
+  if (const auto provider = provider_of(machine->offer.provider))
+    (*provider)->list(a.ticket, books_->record(a.ticket).label);
 }
 
 void FleetDriver::act(const fleet::BookEnd& a) {
-  book_signs_of_life();
-  if (a.rollouts_per_s) {
-    LedgerMeasurement measurement;
-    measurement.rollouts_per_s = a.rollouts_per_s;
-    log_error(ledger_->record_measurement(a.ticket, measurement, clock_.unix_seconds()));
-  }
-  const MachineRecord machine_record = std::exchange(records_[a.ticket], {});
-  records_.erase(a.ticket);
-  // If the instance ended while no process of the run watched it, its last sign of life is recorded as its end, not
-  // now.
-  const bool ended_unwatched = machine_record.last_known_unix_s && !machine_record.is_running;
-  const double end_unix_s = ended_unwatched ? *machine_record.last_known_unix_s : clock_.unix_seconds();
-  unbooked_ends_.push_back({.end = a, .unix_s = end_unix_s});
-  if (ended_unwatched) options_.record("orphan", labels_[a.ticket], a.why);
-  book_ends();
+  books_->book_signs_of_life(core_->machines());
+  const std::string label = books_->record(a.ticket).label;
+  if (books_->end(a)) options_.record("orphan", label, a.why);
+  books_->book_ends();
 }
 
 void FleetDriver::act(const fleet::GiveUp& a) {
@@ -341,7 +329,7 @@ void FleetDriver::act(const fleet::Note& a) {
   if (!a.offer.empty()) numbers["offer"] = a.offer;
   if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
   if (a.what == "lost") numbers["joined"] = a.has_joined;
-  log_error(ledger_->record_decision(
+  log_error(books_->ledger().record_decision(
       {.unix_s = clock_.unix_seconds(), .what = a.what, .why = a.why, .numbers = numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
   const bool is_trouble = a.what == "lost" || a.what == "failed";
@@ -349,7 +337,7 @@ void FleetDriver::act(const fleet::Note& a) {
     const std::lock_guard lock(mutex_);
     summary_.trouble = fmt::format("{} {}: {}", a.what, a.offer, a.why);
   }
-  if (is_trouble || a.what == "short" || a.what == "budget" || a.what == "stop_failed")
+  if (is_trouble || a.what == "short" || a.what == "budget" || a.what == "stop_failed" || a.what == "blocked")
     log::warn("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
   else
     log::info("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
@@ -365,11 +353,14 @@ void FleetDriver::poll_providers() {
 
 void FleetDriver::on(const std::string& provider, const Started& e) {
   const auto* machine = core_->machines().find(e.ticket);
-  records_[e.ticket].is_running = true;
-  log_error(ledger_->record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
+  books_->record(e.ticket).is_running = true;
+  log_error(books_->ledger().record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
   if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
-    log_error(ledger_->record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
-  ++started_;
+    log_error(books_->ledger().record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
+  {
+    const std::lock_guard lock(mutex_);
+    ++summary_.started;
+  }
   options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
   handle(fleet::Started{.ticket = e.ticket,
                         .instance = e.instance,
@@ -399,7 +390,8 @@ void FleetDriver::on(const std::string&, const Exited& e) {
   auto ticket = ticket_of(e.instance);
   // The exit can be reported before the start, while the instance's id is unknown; then the label identifies it.
   for (const auto& [key, machine] : core_->machines().all())
-    if (!ticket && machine.instance.text.empty() && labels_[machine.ticket] == e.label) ticket = machine.ticket;
+    if (!ticket && machine.instance.text.empty() && books_->record(machine.ticket).label == e.label)
+      ticket = machine.ticket;
   if (ticket)
     handle(fleet::Exited{.ticket = *ticket, .why = e.why, .outbid = e.outbid, .still_rented = e.still_rented});
 }
@@ -412,7 +404,7 @@ void FleetDriver::on(const std::string&, const Ending& e) {
 void FleetDriver::on(const std::string&, const PriceChanged& e) {
   const auto ticket = ticket_of(e.instance);
   if (!ticket) return;
-  log_error(ledger_->record_price(*ticket, e.usd_per_hour, clock_.unix_seconds()));
+  log_error(books_->ledger().record_price(*ticket, e.usd_per_hour, clock_.unix_seconds()));
   handle(fleet::PriceChanged{*ticket, e.usd_per_hour});
 }
 
@@ -436,27 +428,24 @@ void FleetDriver::on(const std::string& provider, const AccountChanged& e) {
 void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
   if (e.ticket == kListingOfRun || e.ticket == kFinalListing) {
-    if (e.ticket == kFinalListing && final_listings_.erase(provider) > 0 && !e.complete)
-      unlisted_.push_back(fmt::format("{}: {}", provider, e.error ? e.error->message() : "incomplete"));
+    if (e.ticket == kFinalListing && listings_.final_awaited.erase(provider) > 0 && !e.complete)
+      listings_.failed.push_back(fmt::format("{}: {}", provider, e.error ? e.error->message() : "incomplete"));
     // An instance is stopped as unknown only if two listings in a row show it, because its end may have been booked
     // while the first was under way. One listing suffices at the start of the process and at its end.
-    const bool is_first = !unknown_instances_.contains(provider);
-    const std::set<std::string> unknown_before = std::exchange(unknown_instances_[provider], {});
+    const bool is_first = !listings_.unknown.contains(provider);
+    const std::set<std::string> unknown_before = std::exchange(listings_.unknown[provider], {});
     for (const InstanceInfo& info : e.instances) {
-      const bool is_known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
-                                        [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
+      const bool is_known =
+          std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
+                      [&](const auto& entry) { return books_->record(entry.second.ticket).label == info.label; });
       if (is_known) continue;
-      unknown_instances_[provider].insert(info.instance.text);
+      listings_.unknown[provider].insert(info.instance.text);
       if (!is_first && !stopping_ && !unknown_before.contains(info.instance.text)) continue;
-      const auto row = ledger_->record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour,
-                                                      clock_.unix_seconds());
-      log_error(row ? ok() : Status(row.error()));
+      const auto row = books_->book_unknown(provider, info);
       if (!row) continue;
-      labels_[row->id] = row->label;
-      records_[row->id].is_running = true;
       log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
-      found_unknown_ = true;
-      rented_from_.insert(provider);
+      listings_.found_unknown = true;
+      listings_.rented_from.insert(provider);
       FleetOffer offer{.id = row->offer, .provider = provider, .host = row->host};
       offer.usd_per_hour = row->usd_per_hour;
       handle(fleet::Recovered{.ticket = row->id, .offer = offer, .instance = info.instance, .adopt = false});
@@ -464,12 +453,12 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
     return;
   }
   for (const InstanceInfo& info : e.instances) {
-    if (info.label != labels_[e.ticket]) continue;
+    MachineRecord& machine_record = books_->record(e.ticket);
+    if (info.label != machine_record.label) continue;
     const auto* machine = core_->machines().find(e.ticket);
-    if (machine != nullptr && !records_[e.ticket].is_running) {
-      records_[e.ticket].is_running = true;
+    if (machine != nullptr && !std::exchange(machine_record.is_running, true)) {
       if (machine->instance.text.empty())
-        log_error(ledger_->record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
+        log_error(books_->ledger().record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
     if (const auto found_at = provider_of(provider)) (*found_at)->watch(info.instance, info.label);
     return handle(fleet::Found{
@@ -482,68 +471,24 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
 
 // Looks for instances with this run's label that the ledger does not know.
 void FleetDriver::list_run() {
-  next_run_listing_at_ = clock_.now() + kRunListingInterval;
-  for (const std::string& name : rented_from_)
+  listings_.next_at = clock_.now() + kRunListingInterval;
+  for (const std::string& name : listings_.rented_from)
     if (const auto provider = provider_of(name); provider && !is_local_provider(name))
-      (*provider)->list(kListingOfRun, ledger_->label_prefix());
+      (*provider)->list(kListingOfRun, books_->ledger().label_prefix());
 }
 
-void FleetDriver::record_traffic(const Traffic& traffic) {
+void FleetDriver::record_traffic(const WorkerTraffic& traffic) {
   const FleetMachine* machine = core_->machines().find(traffic.worker);
   if (machine == nullptr) return;
-  MachineRecord& machine_record = records_[machine->ticket];
+  const Ticket ticket = machine->ticket;
   handle(fleet::TrafficMeasured{traffic.worker, traffic.received, traffic.forwarded});
-  // A worker's counters restart with its process.
-  const auto increase = [](Bytes counter, Bytes earlier) {
-    return counter < earlier ? counter : Bytes{counter.count - earlier.count};
-  };
-  machine_record.received_unbooked += increase(traffic.received, machine_record.received);
-  machine_record.forwarded_unbooked += increase(traffic.forwarded, machine_record.forwarded);
-  machine_record.down_meter.add_reading(traffic.received, traffic.at);
-  // The lesser of the sender's and the receivers' counts, so that a worker cannot claim a faster link.
-  machine_record.up_meter.add_reading(std::min(traffic.forwarded, traffic.delivered), traffic.at);
-  machine_record.received = traffic.received;
-  machine_record.forwarded = traffic.forwarded;
-}
-
-void FleetDriver::book_signs_of_life() {
-  std::vector<LedgerSignOfLife> signs;
-  for (auto& [ticket, machine_record] : records_) {
-    if (!machine_record.is_running) continue;
-    signs.push_back({.row = ticket,
-                     .uploaded = std::exchange(machine_record.forwarded_unbooked, {}),
-                     .downloaded = std::exchange(machine_record.received_unbooked, {})});
-    const auto* machine = core_->machines().find(ticket);
-    const bool is_measured = machine != nullptr && machine->measured_rollouts_per_s;
-    const LedgerMeasurement newest{
-        .rollouts_per_s = is_measured ? machine->measured_rollouts_per_s : machine_record.rollouts_per_s_booked,
-        .up = machine_record.up_meter.highest(),
-        .down = machine_record.down_meter.highest()};
-    if (newest.rollouts_per_s == machine_record.rollouts_per_s_booked && newest.up == machine_record.up_booked &&
-        newest.down == machine_record.down_booked)
-      continue;
-    machine_record.rollouts_per_s_booked = newest.rollouts_per_s;
-    machine_record.up_booked = newest.up;
-    machine_record.down_booked = newest.down;
-    log_error(ledger_->record_measurement(ticket, newest, clock_.unix_seconds()));
-  }
-  log_error(ledger_->record_signs_of_life(signs, clock_.unix_seconds()));
-  next_signs_of_life_at_ = clock_.now() + kSignsOfLifeInterval;
-}
-
-void FleetDriver::book_ends() {
-  std::erase_if(unbooked_ends_, [&](const UnbookedEnd& e) {
-    const Status booked = e.end.ran ? ledger_->record_end(e.end.ticket, e.end.why, e.unix_s)
-                                    : ledger_->record_failure(e.end.ticket, e.end.why, e.unix_s);
-    log_error(booked);
-    return booked || booked.error().code != Code::kIo;  // a full disk may have room later, so retry
-  });
+  books_->record(ticket).add_traffic(traffic);
 }
 
 void FleetDriver::report_spending() {
   next_spending_report_at_ = clock_.now() + kSpendingInterval;
-  if (!unbooked_ends_.empty()) book_ends();
-  const auto totals = ledger_->totals(clock_.unix_seconds());
+  books_->book_ends();
+  const auto totals = books_->ledger().totals(clock_.unix_seconds());
   if (!totals) return log_error(totals.error());
   {
     const std::lock_guard lock(mutex_);
@@ -559,7 +504,6 @@ void FleetDriver::update_summary() {
   const FleetStatus numbers = core_->numbers();
   const std::lock_guard lock(mutex_);
   summary_.planned = options_.plan.chosen().size();
-  summary_.started = started_;
   summary_.lost = numbers.lost;
   summary_.replaced = numbers.replaced;
   summary_.numbers = numbers;
@@ -580,11 +524,6 @@ std::optional<Ticket> FleetDriver::ticket_of(const InstanceId& instance) const {
   for (const auto& [key, machine] : core_->machines().all())
     if (machine.instance == instance) return machine.ticket;
   return std::nullopt;
-}
-
-const Offer* FleetDriver::offer_of(const std::string& id) const {
-  const auto it = offers_.find(id);
-  return it == offers_.end() ? nullptr : it->second;
 }
 
 }  // namespace echoline::provisioner

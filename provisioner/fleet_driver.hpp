@@ -13,9 +13,8 @@
 
 #include "base/bounded_queue.hpp"
 #include "base/clock.hpp"
+#include "provisioner/fleet_books.hpp"
 #include "provisioner/fleet_core.hpp"
-#include "provisioner/ledger.hpp"
-#include "provisioner/links.hpp"
 #include "provisioner/market_watch.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/provider.hpp"
@@ -84,29 +83,37 @@ class FleetDriver {
   void stop();
 
  private:
-  // A worker's counters at a time, as on_heartbeat() receives them.
-  struct Traffic {
-    WorkerId worker;
-    Bytes received, forwarded, delivered;
-    TimePoint at;
-  };
   struct RefreshedOffers {
     std::vector<Offer> offers;
   };
-  using Input = std::variant<FleetEvent, Traffic, RefreshedOffers>;
-  // The driver's part of the state of a machine. "Booked" values are those that the ledger has.
-  struct MachineRecord {
-    Bytes received, forwarded;                    // the worker's counters
-    Bytes received_unbooked, forwarded_unbooked;  // the part that is not in the ledger yet
-    std::optional<double> rollouts_per_s_booked;
-    LinkMeter up_meter, down_meter;
-    std::optional<BitRate> up_booked, down_booked;
-    std::optional<double> last_known_unix_s;  // last sign of life of a machine of an earlier process
-    bool is_running = false;
+  using Input = std::variant<FleetEvent, WorkerTraffic, RefreshedOffers>;
+  // The offers that may be rented now: of the plan, then of the refreshed market.
+  class OfferTable {
+   public:
+    void add(const Offer& offer) { by_id_[offer.id] = &offer; }
+    void replace_all(std::vector<Offer> market) {
+      by_id_.clear();
+      market_ = std::move(market);
+      for (const Offer& offer : market_) add(offer);
+    }
+    const Offer* find(const std::string& id) const {
+      const auto it = by_id_.find(id);
+      return it == by_id_.end() ? nullptr : it->second;
+    }
+
+   private:
+    std::vector<Offer> market_;                       // empty before the first refresh
+    std::map<std::string_view, const Offer*> by_id_;  // in market_ or in the plan
   };
-  struct UnbookedEnd {
-    fleet::BookEnd end;
-    double unix_s = 0;
+  // The providers' listings of all instances with this run's label.
+  struct RunListings {
+    std::set<std::string> rented_from;    // providers that may have a machine of this run
+    std::set<std::string> final_awaited;  // of stop(): providers whose listing is awaited
+    std::vector<std::string> failed;      // of stop(): providers whose listing failed, with the reason
+    bool found_unknown = false;           // a listing showed an instance without a row in the ledger
+    // By provider: such instances in the last listing. Absent before the first one.
+    std::map<std::string, std::set<std::string>> unknown;
+    TimePoint next_at{};
   };
 
   explicit FleetDriver(FleetOptions options);
@@ -139,16 +146,13 @@ class FleetDriver {
   void on(const std::string& provider, const PriceChanged& e);
   void on(const std::string& provider, const AccountChanged& e);
   void on(const std::string& provider, const Listed& e);
-  void record_traffic(const Traffic& traffic);
+  void record_traffic(const WorkerTraffic& traffic);
   void replace_offers(RefreshedOffers refreshed);
   void list_run();
-  void book_signs_of_life();
-  void book_ends();  // retries the ends that could not be booked before
   void report_spending();
   void update_summary();
   Result<Provider*> provider_of(const std::string& name);  // makes the provider at its first use
   std::optional<Ticket> ticket_of(const InstanceId& instance) const;
-  const Offer* offer_of(const std::string& id) const;
 
   FleetOptions options_;
   BoundedQueue<Input> queue_;
@@ -156,26 +160,15 @@ class FleetDriver {
   std::thread thread_;
 
   // Used by the fleet's thread only.
-  const SystemClock system_clock_;
   const Clock& clock_;
-  std::vector<Offer> refreshed_offers_;              // the current market; empty before the first refresh
-  std::map<std::string_view, const Offer*> offers_;  // rentable offers by id, in refreshed_offers_ or in the plan
-  std::optional<Ledger> ledger_;
+  OfferTable offers_;
+  std::optional<FleetBooks> books_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
-  std::optional<FleetCore> core_;
-  std::map<Ticket, MachineRecord> records_;
-  std::map<Ticket, std::string> labels_;
-  std::vector<UnbookedEnd> unbooked_ends_;
-  bool stopping_ = false;
-  std::set<std::string> rented_from_;     // providers that may have a machine of this run
-  std::set<std::string> final_listings_;  // of stop(): providers whose listing of the run is awaited
-  bool found_unknown_ = false;            // a listing showed an instance of this run without a row
-  std::vector<std::string> unlisted_;     // of stop(): providers whose listing failed, with the reason
-  TimePoint next_signs_of_life_at_{}, next_spending_report_at_{}, next_run_listing_at_{};
   std::map<std::string, AccountChanged> provider_accounts_;  // the newest
-  // By provider: instances of this run without a row in the last listing. Absent before the first one.
-  std::map<std::string, std::set<std::string>> unknown_instances_;
-  std::uint64_t started_ = 0;
+  std::optional<FleetCore> core_;
+  RunListings listings_;
+  TimePoint next_spending_report_at_{};
+  bool stopping_ = false;
 
   mutable std::mutex mutex_;
   FleetSummary summary_;  // guarded by mutex_

@@ -115,7 +115,7 @@ void FleetMachines::count(FleetTotals& totals, const FleetMachine& machine, doub
   totals.usd_per_hour += price;
   if (is_counted) totals.expected_rollouts_per_s += rate, totals.counted_usd_per_hour += price;
   if (is_working) totals.working_rollouts_per_s += rate, ++totals.working;
-  if (!is_working && is_counted) ++totals.joining;
+  if (!is_working && is_counted) ++totals.joining, totals.joining_beyond_losses += machine.replaces_loss ? 0 : 1;
   if (!is_counted) ++totals.stopping;
 }
 

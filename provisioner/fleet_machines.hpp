@@ -62,6 +62,7 @@ struct FleetMachine {
   bool start_answered = true;          // the provider has answered the request to start it
   bool adopt = false;                  // rented by an earlier process: use it if it exists
   bool unwanted = false;               // stop it as soon as that is possible
+  bool replaces_loss = false;          // rented because another machine was lost
   std::optional<WorkerId> worker;
   bool has_joined = false;  // a worker on it has joined
   std::string why;          // reason of the stop
@@ -107,12 +108,13 @@ struct FleetTotals {
   double working_rollouts_per_s = 0;                  // only working machines; measured or promised
   double usd_per_hour = 0, counted_usd_per_hour = 0;  // all machines; only those that count as capacity
   std::size_t working = 0, joining = 0, stopping = 0;
+  std::size_t joining_beyond_losses = 0;  // of `joining`: those that replace no lost machine
   friend bool operator==(const FleetTotals&, const FleetTotals&) = default;
 };
 
 class FleetMachines {
  public:
-  // Adds a requested machine or (`state` kDoubtful) one that may exist.
+  // Adds a requested machine or (`state` kDoubtful) one that may exist. `share`: FleetMachine::rate_share.
   FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now);
   void set_ticket(FleetMachine& machine, Ticket ticket);
   void join(FleetMachine& machine, WorkerId worker);

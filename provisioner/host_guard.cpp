@@ -21,19 +21,24 @@ namespace {
 constexpr Duration kLookInterval = std::chrono::milliseconds(200);
 constexpr int kSignalStatus = 128;  // added to a signal's number, as shells do
 
-// The time of the last contact, in memory that both processes share.
-using Contact = std::atomic<Duration::rep>;
+constexpr Duration kGuardSilenceMax = std::chrono::seconds(5);  // a guard that does not look for this long is stopped
+
+// Times of the last contact with the learner and of the guard's last look, in memory that both processes share.
+struct Shared {
+  std::atomic<Duration::rep> contact_at, looked_at;
+};
 
 Duration now() { return SystemClock().now().time_since_epoch(); }
 
 }  // namespace
 
-std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic<bool>& stop,
-                              std::function<void()>& on_contact) {
-  void* const memory = ::mmap(nullptr, sizeof(Contact), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic<bool>& stop, GuardedWorker& worker) {
+  void* const memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ECHO_CHECK(memory != MAP_FAILED, "no shared memory: {}", std::strerror(errno));
-  auto* const contact = new (memory) Contact(now().count());
-  static_assert(Contact::is_always_lock_free);
+  auto* const shared = new (memory) Shared{now().count(), now().count()};
+  static_assert(std::atomic<Duration::rep>::is_always_lock_free);
+  worker.has_guard = [] { return false; };
+  const pid_t guard = ::getpid();
   std::fflush(nullptr);  // otherwise the child would write the buffered text again
   const pid_t child = ::fork();
   if (child < 0) {
@@ -41,7 +46,15 @@ std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic
     return std::nullopt;
   }
   if (child == 0) {
-    on_contact = [contact] { contact->store(now().count(), std::memory_order_relaxed); };
+    worker.on_contact = [shared] { shared->contact_at.store(now().count(), std::memory_order_relaxed); };
+    worker.has_guard = [shared, guard] {
+      const Duration::rep asked_at = now().count();
+      for (Duration waited{}; waited < kGuardSilenceMax && ::getppid() == guard; waited += kLookInterval) {
+        if (shared->looked_at.load(std::memory_order_relaxed) > asked_at) return true;
+        std::this_thread::sleep_for(kLookInterval);
+      }
+      return false;
+    };
     return std::nullopt;
   }
   bool stop_sent = false, was_silent = false;
@@ -50,7 +63,8 @@ std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child || (ended < 0 && errno != EINTR)) break;
     if (stop && !std::exchange(stop_sent, true)) ::kill(child, SIGTERM);
-    const Duration silence = now() - Duration(contact->load(std::memory_order_relaxed));
+    shared->looked_at.store(now().count(), std::memory_order_relaxed);
+    const Duration silence = now() - Duration(shared->contact_at.load(std::memory_order_relaxed));
     if (silence >= options.silence_max && !std::exchange(was_silent, true)) {
       log::warn("the worker has been out of touch with its learner for {}: it is killed", to_text(silence));
       ::kill(child, SIGKILL);
@@ -58,13 +72,13 @@ std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic
     std::this_thread::sleep_for(kLookInterval);
   }
   const int code = WIFSIGNALED(status) ? kSignalStatus + WTERMSIG(status) : WEXITSTATUS(status);
-  if (stop && !was_silent) return code;
-  while (true) {
+  if (stop && !was_silent) return code;  // the sender of the signal ends the instance
+  for (Duration pause = options.retry_pause;; pause = std::min<Duration>(2 * pause, kGuardRetryMax)) {
     const Status ended = options.end_instance();
     if (ended) return code;
     log::warn("this instance may continue to cost money: {}; another try follows in {}", ended.error().message(),
-              to_text(options.retry_pause));
-    for (Duration waited{}; waited < options.retry_pause && !stop; waited += kLookInterval)
+              to_text(pause));
+    for (Duration waited{}; waited < pause && !stop; waited += kLookInterval)
       std::this_thread::sleep_for(kLookInterval);
     if (stop) return code;
   }

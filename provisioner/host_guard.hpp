@@ -12,14 +12,22 @@ namespace echoline::provisioner {
 struct HostGuardOptions {
   std::function<Status()> end_instance;             // waits for the provider's answer
   Duration silence_max = std::chrono::minutes(15);  // a worker that reports no contact for this long is killed
-  Duration retry_pause = std::chrono::minutes(1);   // after a failed end_instance()
+  // The first pause after a failed end_instance(). Each further one is twice as long, at most kGuardRetryMax.
+  Duration retry_pause = std::chrono::seconds(5);
+};
+inline constexpr Duration kGuardRetryMax = std::chrono::minutes(1);
+
+// The worker's side of guard_host().
+struct GuardedWorker {
+  std::function<void()> on_contact;  // the worker calls it while it is in touch with its learner (any thread)
+  // Waits for the guard's next look, a few seconds at most. False: the guard was killed or is stopped.
+  std::function<bool()> has_guard;
 };
 
-// Forks; call before the process has threads. In the child, returns nothing, and sets `on_contact`, which the worker
-// calls while it is in touch with its learner (any thread). In the parent, waits until the child has ended and then
-// ends the instance, again and again until the provider confirms; returns the child's exit code, 128 + signal if it was
-// killed. If `stop` becomes true, passes SIGTERM on and leaves the instance to the sender of the signal.
-std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic<bool>& stop,
-                              std::function<void()>& on_contact);
+// Forks; call before the process has threads. In the child, returns nothing, and sets `worker`. In the parent, waits
+// until the child has ended and then ends the instance, again and again until the provider confirms; returns the
+// child's exit code, 128 + signal if it was killed. If `stop` becomes true, passes SIGTERM on and leaves the instance
+// to the sender of the signal.
+std::optional<int> guard_host(const HostGuardOptions& options, const std::atomic<bool>& stop, GuardedWorker& worker);
 
 }  // namespace echoline::provisioner

@@ -243,7 +243,18 @@ Result<Ledger> Ledger::open(const std::filesystem::path& path, const std::string
   if (run.empty()) return fail(Code::kInvalid, kOperation, "the run's name is empty");
   auto impl = std::make_unique<Impl>();
   impl->run = run;
-  ECHO_ASSIGN(impl->db, ledger::open(path));
+  auto database = ledger::open(path);
+  if (!database) {
+    Error error = std::move(database).error();
+    if (error.code == Code::kCorrupt)
+      error.detail += fmt::format(
+          "; `echoline down {} --by-label` releases what the run has rented, without the ledger. Without this file, "
+          "the "
+          "run begins a new ledger",
+          run);
+    return error;
+  }
+  impl->db = std::move(*database);
   ECHO_TRY(impl->read_label_prefix());
   ECHO_ASSIGN(impl->orphans, rows_where(impl->db.get(), "state IN ('intended', 'running')"));
   return Ledger(std::move(impl));

@@ -35,8 +35,8 @@ struct KnownLinks {
   std::string provider, host;
   std::optional<BitRate> up, down;
 };
-// Fills in unstated links with the highest measurement of the offer's host. Measurements of local processes are not
-// used.
+// Fills in unstated links with the highest measurement of the offer's host. Measurements of a local provider
+// (ProviderKind::is_local) are not used, because traffic between processes of one machine crosses no link.
 void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known);
 
 }  // namespace echoline::provisioner

@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "provisioner/fleet_machines.hpp"
@@ -34,6 +35,12 @@ class OfferBook {
   double rate_share_of(const FleetOffer& offer) const;  // 1 without a demotion
   const Entry* find(const std::string& offer) const;
   const std::map<std::string, Entry, std::less<>>& all() const { return entries_; }
+  // The provider can rent nothing. Returns whether that, or the reason, is new.
+  bool block(const std::string& provider, const std::string& why) {
+    return std::exchange(blocked_[provider], why) != why;
+  }
+  bool unblock(const std::string& provider) { return blocked_.erase(provider) > 0; }  // false: it was not blocked
+  const std::map<std::string, std::string>& blocked() const { return blocked_; }      // with the reasons
   // The key of the offer's host, unique over all providers. An offer without a stated host counts as a host of its own.
   static std::string host_of(const FleetOffer& offer) {
     return offer.host.empty() ? offer.provider + "/offer " + offer.id : offer.provider + "/" + offer.host;
@@ -42,6 +49,7 @@ class OfferBook {
  private:
   std::map<std::string, Entry, std::less<>> entries_;
   std::map<std::string, double> shares_;  // by host_of()
+  std::map<std::string, std::string> blocked_;
 };
 
 }  // namespace echoline::provisioner

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "provisioner/provider.hpp"
 
@@ -15,6 +16,8 @@ class OfferProblems {
   void add(std::string_view where, std::string_view what);
   bool none() const { return count_ == 0; }
   Error error() const;
+  // One line for each problem, as error() lists them; for a file that is used in spite of them.
+  std::vector<std::string> lines() const;
 
  private:
   std::string name_, text_;

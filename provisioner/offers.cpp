@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <sstream>
 #include <unordered_map>
 
 #include "base/config.hpp"
@@ -29,8 +30,19 @@ Offer read_offer(ConfigSection& section) {
   section.read("gpu_ids", gpu_ids);
   section.read("vram_gb", offer.vram_gb, {.min = 0.0, .max = 1e5});
   section.read("place", offer.place);
+  section.read("cloud", offer.cloud);
+  section.read("region", offer.region);
+  section.read("zone", offer.zone);
+  section.read("machine_type", offer.machine_type);
   section.read("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
   section.read("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
+  section.read("memory_gb", offer.memory_gb, {.min = 0.0, .max = 1e6});
+  section.read("disk_gb", offer.disk_gb, {.min = 0.0, .max = 1e7});
+  section.read("cuda_max", offer.cuda_max, {.min = 0.0, .max = 99.0});
+  section.read("compute_capability", offer.compute_capability, {.min = 0.0, .max = 99.0});
+  section.read("open_ports", offer.open_ports, {.min = 0, .max = 65535});
+  section.read("verified", offer.verified);
+  section.read("datacenter", offer.datacenter);
   section.read("reliability", offer.reliability, {.min = 0.0, .max = 1.0});
   section.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
   section.read("rentable", offer.rentable);
@@ -236,6 +248,14 @@ void OfferProblems::add(std::string_view where, std::string_view what) {
   if (++count_ <= kProblemsShown) text_ += fmt::format("{}{}: {}: {}", text_.empty() ? "" : "\n", name_, where, what);
 }
 
+std::vector<std::string> OfferProblems::lines() const {
+  std::vector<std::string> lines;
+  std::istringstream text(text_);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  if (count_ > lines.size()) lines.push_back(fmt::format("{}: and {} more", name_, count_ - lines.size()));
+  return lines;
+}
+
 Error OfferProblems::error() const {
   const auto problems_shown = static_cast<std::size_t>(std::count(text_.begin(), text_.end(), '\n')) + 1;
   std::string text = text_;
@@ -251,11 +271,12 @@ Result<OfferList> load_offers(const std::filesystem::path& path, const OfferRead
 Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReadOptions& reading) {
   OfferList list;
   ECHO_ASSIGN(const OfferFormat* const format, format_of(text, reading.format));
-  list.format = format ? format->name : kOwnFormat;
   if (format) {
-    ECHO_ASSIGN(list.offers, format->read(text, name, reading));
+    ECHO_ASSIGN(list, format->read(text, name, reading));
+    list.format = format->name;
     return list;
   }
+  list.format = kOwnFormat;
   if (is_json(text) && text.size() >= kSplitBytesMin)
     if (auto offers = read_in_parts(text)) {
       list.offers = std::move(*offers);

@@ -31,11 +31,20 @@ struct Offer {
   std::vector<int> gpu_ids;
   std::optional<double> vram_gb;  // per GPU
   std::string place;              // "" when not stated
+  // The names by which the cloud rents this kind of machine, for commands that rent it; "" if not stated.
+  std::string cloud, region, zone, machine_type;
   std::optional<BitRate> up, down;
-  std::optional<double> reliability;     // [0, 1]
-  std::optional<Duration> duration_max;  // longest rental time
-  bool rentable = true;                  // false: the market states that it is rented
-  double rollouts_per_s = 0;             // predicted throughput; 0: unknown
+  std::optional<double> memory_gb;           // host memory that comes with the offer
+  std::optional<double> disk_gb;             // disk that can be rented with it
+  std::optional<double> cuda_max;            // newest CUDA version that the machine's driver supports, such as 12.8
+  std::optional<double> compute_capability;  // of its GPUs, such as 8.9
+  std::optional<int> open_ports;             // of the machine, for all its containers
+  std::optional<bool> verified;              // the market has tested the machine
+  std::optional<bool> datacenter;            // the market lists its owner as a data centre
+  std::optional<double> reliability;         // [0, 1]
+  std::optional<Duration> duration_max;      // longest rental time
+  bool rentable = true;                      // false: the market states that it is rented
+  double rollouts_per_s = 0;                 // predicted throughput; 0: unknown
   RateSource rollouts_source = RateSource::kUnknown;
   // Relative error of the throughput, either way; absent: usual_uncertainty().
   std::optional<double> rollouts_uncertainty;
@@ -81,6 +90,20 @@ struct Assumptions {
   friend bool operator==(const Assumptions&, const Assumptions&) = default;
 };
 
+// Conditions that offers must meet, besides those that follow from the run. An offer that does not state a value for
+// which there is a condition does not meet it.
+struct OfferConditions {
+  std::vector<std::string> gpus;  // names, compared by gpu_key(); empty: any
+  std::optional<int> gpu_count_min, gpu_count_max;
+  bool verified = false, datacenter = false;  // true: required
+  std::optional<int> open_ports_min;
+  std::optional<double> cuda_min, compute_capability_min;
+  std::optional<Bytes> memory_min;
+  std::optional<BitRate> down_min;
+  std::optional<double> upload_usd_per_gb_max, download_usd_per_gb_max;
+  friend bool operator==(const OfferConditions&, const OfferConditions&) = default;
+};
+
 enum class Pricing { kOnDemand, kBid };
 std::string_view to_string(Pricing pricing);
 
@@ -101,6 +124,8 @@ struct OfferReadOptions {
 struct OfferList {
   std::vector<Offer> offers;
   std::string format;  // not "auto"
+  // Parts of the file that were left out or are unknown, with the reason; for the plan's notes.
+  std::vector<std::string> notes = {};
 };
 
 // Null and absent values are unknown. A bad file gives one kInvalid error that lists the problems with their places,

@@ -21,7 +21,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::string_view kOperation = "plan";
-constexpr int kRoundsMax = 64;
+constexpr int kRoundsMax = 64;      // of each of the two loops in find_consistent_solution()
 constexpr double kUsualCopies = 1;  // outside a topology, a price assumes that a worker forwards each publication once
 constexpr double kRounding = 1e-9;  // relative tolerance of comparisons
 
@@ -82,6 +82,7 @@ class Planner {
   // Splits the offers into eligible ones, with price and rank, and others, with the reason.
   Status split_offers() {
     std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
+    // Numbers the names of each provider from 1; 0 if the name is not stated.
     const auto number_of = [](auto& numbers, std::string_view provider, std::string_view name) {
       if (name.empty()) return std::uint32_t{0};
       return numbers.emplace(std::pair(provider, name), static_cast<std::uint32_t>(numbers.size() + 1)).first->second;

@@ -35,17 +35,18 @@ struct FleetPace {
 };
 
 struct PlanRequest {
-  LearnerPace pace;  // R rollouts per step, kappa steps per publication, T per step
+  LearnerPace pace;  // R: rollouts per step; kappa: steps per publication; T: time of a step
   // S: the highest allowed age of a rollout's policy in training, in learner steps.
   int staleness_budget = 2;
   int lookahead = 0;  // batches of work given to workers beyond the one in training
-  // The replay buffer's rule: returns the highest age of a rollout in training, given a staleness_lag(). Absent, as in
-  // a plan that is read from a file: the highest age is S.
+  // The replay buffer's rule: returns the highest age of a rollout in training. `lag`: the steps that pass while slow
+  // workers wait for a policy or finish a group (staleness_lag()). Absent, as in a plan that is read from a file: the
+  // highest age is S.
   std::function<int(int lag)> staleness_worst;
   // The share of its time that the learner waits with this fleet, by the replay buffer's rules. Absent: not predicted.
   std::function<double(const PlanRequest&, const FleetPace&)> predict_idle;
-  double group_size = 1;                       // rollouts that a worker generates as a unit
-  std::optional<Duration> run_time;            // for all steps
+  double group_size = 1;             // rollouts that a worker generates as a unit; a real number, as rates are
+  std::optional<Duration> run_time;  // for all steps
   std::optional<double> learner_usd_per_hour;  // price of the learner's own machine; absent: not stated
 
   Bytes delta_bytes;   // size of one publication
@@ -59,9 +60,12 @@ struct PlanRequest {
   // Which offers are considered, how they are paid for and how many are rented. Offers of other providers, offers below
   // reliability_min, duration_min or up_min, and offers that state an end before `run_time` is over are not considered.
   FleetSettings fleet;
-  std::optional<Bytes> gpu_memory_min;  // per GPU
-  std::vector<std::string> keep;        // offers of an earlier plan that are rented at any cost
-  // Share of the target that is rented; not 1 only for plans that are compared with this one (plan_study).
+  std::optional<Bytes> gpu_memory_min;   // per GPU
+  std::optional<Bytes> host_memory_min;  // of an offer that states its host memory
+  std::optional<double> cuda_min;        // the CUDA version that the machine's driver must support
+  std::vector<std::string> keep;         // offers of an earlier plan that are rented at any cost
+  // Share of the target that is rented. It is 1 except in the smaller and larger plans that plan_study makes to compare
+  // them with the run's plan.
   double capacity_share = 1;
 
   CapacityTerms capacity_terms() const {
@@ -123,7 +127,7 @@ struct Plan {
   Duration broadcast_time{};       // T_b with which the target was computed
   Duration broadcast_time_last{};  // until every worker has the publication
   Duration broadcast_lower_bound{};
-  bool converged = true;             // set, topology and T_b are consistent
+  bool converged = true;             // the set's topology has the T_b for which the set was chosen
   std::vector<PlanRow> rows;         // all offers: chosen ones by rank, others by rank, ineligible ones
   std::uint64_t rows_left_out = 0;   // offers that the plan file lacks, if the plan was read from a file
   std::vector<std::string> standby;  // offers to rent next, best first
@@ -134,16 +138,15 @@ struct Plan {
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
   ReplacementCost replacing;         // over the run; empty without a run time
   std::string method;                // "exact": no set is cheaper; "bounded": the bound says by how much at most
-  // Costs that the search compared, with every worker forwarding each publication once: the chosen set, the cheapest
-  // prefix by price per rollout, the bound below which no set within the limits costs, and the optimum if it is known.
-  double chosen_usd_per_hour = 0;
-  double greedy_usd_per_hour = 0;
-  double lp_bound_usd_per_hour = 0;
-  std::optional<double> exact_usd_per_hour;
-  int staleness_needed = 0;             // least budget with which the learner never waits
-  int staleness_worst = 0;              // highest age of a rollout in training
-  std::optional<double> idle_fraction;  // share of its time that the learner waits; absent: not predicted
-  std::vector<std::string> notes;       // remarks for the reader, one sentence each
+  // Costs that the search compared. In them, every worker forwards each publication once.
+  double chosen_usd_per_hour = 0;            // of the chosen set
+  double greedy_usd_per_hour = 0;            // of the first offers by price per rollout that reach the target
+  double lp_bound_usd_per_hour = 0;          // a lower bound for all sets within the limits
+  std::optional<double> exact_usd_per_hour;  // of the cheapest set, if it is known
+  int staleness_needed = 0;                  // least budget with which the learner never waits
+  int staleness_worst = 0;                   // highest age of a rollout in training
+  std::optional<double> idle_fraction;       // share of its time that the learner waits; absent: not predicted
+  std::vector<std::string> notes;            // remarks for the reader, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
   Spend rollouts_range() const;  // of `rollouts_per_s`, if all workers were slower or faster than predicted

@@ -60,13 +60,16 @@ class PlanWriter {
     object_[key] = value ? nlohmann::json(value->count) : nlohmann::json();
   }
   void text(const char* key, const std::string& value) { object_[key] = value; }
+  void text_or_empty(const char* key, const std::string& value) { text(key, value); }
   void boolean(const char* key, bool value) { object_[key] = value; }
+  void flag(const char* key, const std::optional<bool>& value) { object_[key] = or_null(value); }
   void texts(const char* key, const std::vector<std::string>& value) { object_[key] = value; }
   void gpus(const char* key, const std::vector<int>& value) { object_[key] = value; }
   template <class E>
   void choice(const char* key, const E& value, std::initializer_list<E>) {
     object_[key] = to_string(value);
   }
+  bool has(const char*) const { return true; }
   PlanWriter section(const char* key) { return PlanWriter(object_[key]); }
 
  private:
@@ -105,7 +108,14 @@ class PlanReader {
     if (!is_absent(key)) bytes(key, value.emplace());
   }
   void text(const char* key, std::string& value) const;
+  // Plans of earlier versions lack the key.
+  void text_or_empty(const char* key, std::string& value) const {
+    if (!is_absent(key)) text(key, value);
+  }
   void boolean(const char* key, bool& value) const;
+  void flag(const char* key, std::optional<bool>& value) const {
+    if (!is_absent(key)) boolean(key, value.emplace());
+  }
   void texts(const char* key, std::vector<std::string>& value) const;
   void gpus(const char* key, std::vector<int>& value) const;
   // An enumerator by its name.
@@ -120,6 +130,7 @@ class PlanReader {
       }
     record_problem(key, "one of its names", nlohmann::json(name));
   }
+  bool has(const char* key) const { return !is_absent(key); }
   PlanReader section(const char* key) const;
 
   const nlohmann::json* find_list(const char* key) const;

@@ -63,6 +63,23 @@ void request_fields(F&& fields, Request& request) {
   assume_fields.optional("vram_gb", assume.vram_gb);
   assume_fields.optional("reliability", assume.reliability, 0, 1);
   assume_fields.days("duration_days", assume.duration);
+  fields.bytes("host_bytes_min", request.host_memory_min);
+  fields.optional("cuda_min", request.cuda_min, 1, 99);
+  if (!fields.has("where")) return;  // in a plan of an earlier program
+  auto&& where_fields = fields.section("where");
+  auto& where = request.fleet.where;
+  where_fields.bytes("disk_bytes", request.fleet.disk);
+  where_fields.texts("gpus", where.gpus);
+  where_fields.optional("gpu_count_min", where.gpu_count_min, 1, 1024);
+  where_fields.optional("gpu_count_max", where.gpu_count_max, 1, 1024);
+  where_fields.boolean("verified", where.verified);
+  where_fields.boolean("datacenter", where.datacenter);
+  where_fields.optional("open_ports_min", where.open_ports_min, 0, 65535);
+  where_fields.optional("compute_capability_min", where.compute_capability_min, 1, 99);
+  where_fields.bytes("memory_bytes_min", where.memory_min);
+  where_fields.rate("down_mbit_per_s_min", where.down_min);
+  where_fields.optional("upload_usd_per_gb_max", where.upload_usd_per_gb_max);
+  where_fields.optional("download_usd_per_gb_max", where.download_usd_per_gb_max);
 }
 
 template <class F, class Row>
@@ -82,8 +99,19 @@ void row_fields(F&& fields, Row& row) {
   fields.gpus("gpu_ids", offer.gpu_ids);
   fields.optional("vram_gb", offer.vram_gb);
   fields.text("place", offer.place);
+  fields.text_or_empty("cloud", offer.cloud);
+  fields.text_or_empty("region", offer.region);
+  fields.text_or_empty("zone", offer.zone);
+  fields.text_or_empty("machine_type", offer.machine_type);
   fields.rate("up_mbit_per_s", offer.up);
   fields.rate("down_mbit_per_s", offer.down);
+  fields.optional("memory_gb", offer.memory_gb);
+  fields.optional("disk_gb", offer.disk_gb);
+  fields.optional("cuda_max", offer.cuda_max);
+  fields.optional("compute_capability", offer.compute_capability);
+  fields.optional("open_ports", offer.open_ports);
+  fields.flag("verified", offer.verified);
+  fields.flag("datacenter", offer.datacenter);
   fields.optional("reliability", offer.reliability, 0, 1);
   fields.days("duration_days_max", offer.duration_max);
   fields.boolean("rentable", offer.rentable);

@@ -104,7 +104,7 @@ std::string prices_table(const Plan& plan, std::size_t columns) {
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     table.add_row({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank), rate_text(o),
-                   std::string(to_string(o.rollouts_source).substr(0, 4)),
+                   std::string(to_string(o.rollouts_source).substr(0, 4)),  // the name's first letters suffice
                    fmt::format("{:.0f}%", 100 * o.uncertainty()), usd_text(row->cost.gpu), usd_text(row->cost.storage),
                    usd_text(row->cost.bandwidth), per_1k_text(*row),
                    fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
@@ -112,6 +112,7 @@ std::string prices_table(const Plan& plan, std::size_t columns) {
   return table.to_text(columns);
 }
 
+// The offers that are not chosen, with the reasons.
 std::string others_table(const Plan& plan, std::size_t columns) {
   Table table({{.title = "rank", .right_aligned = true},
                {.title = "offer"},
@@ -119,12 +120,12 @@ std::string others_table(const Plan& plan, std::size_t columns) {
                {.title = "$/h", .right_aligned = true},
                {.title = "$/1k", .right_aligned = true, .drop_rank = 1},
                {.title = "why not"}});
-  std::size_t row_count = 0;
+  std::size_t row_count = 0;  // offers that are not chosen, shown or not
   for (const PlanRow& row : plan.rows) {
     if (row.chosen || ++row_count > kOthersShown) continue;
     table.add_row({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
                    usd_text(row.cost.usd_per_hour()), per_1k_text(row),
-                   cut(row.reason, std::max<std::size_t>(20, columns - 38))});
+                   cut(row.reason, std::max<std::size_t>(20, columns - 38))});  // the other columns take up to 38
   }
   if (row_count <= kOthersShown) return table.to_text(columns);
   return table.to_text(columns) + fmt::format("and {} more: --explain OFFER says more\n", row_count - kOthersShown);
@@ -133,6 +134,7 @@ std::string others_table(const Plan& plan, std::size_t columns) {
 }  // namespace
 
 std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::size_t> columns) const {
+  // Tables use `width`; other text is folded at `columns`.
   const std::size_t width = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
   const auto percent_above = [&](double base) { return base > 0 ? 100 * (chosen_usd_per_hour / base - 1) : 0; };
   std::string out;
@@ -152,7 +154,7 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                      now_unix_s && market.recorded_unix_s
                          ? fmt::format(", {} old", age_text(*now_unix_s - *market.recorded_unix_s))
                          : ""));
-  const Spend rates = rollouts_range();
+  const Spend rates = rollouts_range();  // rollouts/s: least, expected and most
   line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rates.expected, rates.low,
                    rates.high, topology.size(), rows.size() + rows_left_out,
                    request.fleet.pricing == Pricing::kBid ? ", by bids" : ""));

@@ -156,7 +156,8 @@ std::vector<IdlePoint> idle_curve(const PlanRequest& base, std::span<const Offer
   for (const double share : {0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0}) {
     PlanRequest request = base;
     request.capacity_share = share;
-    request.staleness_worst = nullptr;
+    request.staleness_worst = nullptr;  // the curve does not show it
+    // A larger fleet may cost more than the run's budgets allow.
     if (share != 1) request.fleet.usd_per_hour_max = request.fleet.usd_max = std::nullopt;
     const auto plan = make_plan(request, offers);
     if (!plan) continue;
@@ -166,6 +167,7 @@ std::vector<IdlePoint> idle_curve(const PlanRequest& base, std::span<const Offer
                     .usd_per_hour = plan->usd_per_hour.expected,
                     .idle_fraction = plan->idle_fraction,
                     .usd_run = plan->usd_run_with_waiting()};
+    // Several shares can lead to the same fleet. One point of it is kept: the plan's own (share 1), or else the first.
     const bool repeats = !curve.empty() && curve.back().rollouts_per_s == point.rollouts_per_s;
     if (repeats && share != 1) continue;
     if (repeats) curve.pop_back();

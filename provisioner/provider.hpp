@@ -171,10 +171,8 @@ struct OfferFormat {
   std::string meaning;  // for the run file's reference: "the reply to a search of vast.ai"
   // Whether a text that begins with `head` is in this format.
   std::function<bool(std::string_view head)> recognises;
-  // Messages name the text `name`. Errors as those of parse_offers().
-  std::function<Result<std::vector<Offer>>(std::string_view text, std::string_view name,
-                                           const OfferReadOptions& reading)>
-      read;
+  // Messages name the text `name`. Errors as those of parse_offers(). The caller sets OfferList::format.
+  std::function<Result<OfferList>(std::string_view text, std::string_view name, const OfferReadOptions& reading)> read;
 };
 
 struct MarketQuestion {

@@ -26,7 +26,7 @@ struct PastRental {
   bool lost = false;
 };
 // Sets seen_hours and seen_losses of every offer: those of its host or, if the host was never rented, of its provider.
-// Local processes are not counted.
+// Rentals of a local provider are not counted, because its instances end with the process that rented them.
 void set_loss_history(std::span<Offer> offers, std::span<const PastRental> seen);
 
 }  // namespace echoline::provisioner

@@ -12,6 +12,8 @@
 
 namespace echoline::provisioner {
 
+inline constexpr Duration kPaceWindowMax = std::chrono::hours(2);  // the meters below remember no longer time
+
 // The median of the last kSamplesMax measurements.
 template <class T>
 class MedianMeter {
@@ -19,7 +21,7 @@ class MedianMeter {
   static constexpr std::size_t kSamplesMax = 15, kSamplesMin = 5;
 
   void add(T sample) {
-    if (sample <= T{}) return;
+    if (sample <= T{}) return;  // not known
     samples_.push_back(sample);
     if (samples_.size() > kSamplesMax) samples_.pop_front();
     std::vector<T> sorted(samples_.begin(), samples_.end());
@@ -43,10 +45,11 @@ class MedianMeter {
 class IdleMeter {
  public:
   void set_waiting(bool now_waits, TimePoint now) {
+    // The first stretch begins with the first batch, when the learner stops waiting. Later ones begin with a change.
     if (stretches_.empty() ? now_waits : stretches_.back().is_waiting == now_waits) return;
     if (!stretches_.empty()) stretches_.back().to = now;
     stretches_.push_back({.from = now, .to = kNever, .is_waiting = now_waits});
-    while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
+    while (stretches_.size() > 1 && now - stretches_.front().to > kPaceWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();
   }
   bool has_begun() const { return !stretches_.empty(); }
@@ -54,7 +57,7 @@ class IdleMeter {
   // first short wait is not a large share.
   double idle_fraction(Duration window, Duration history_min, TimePoint now) const {
     if (stretches_.empty()) return 0;
-    window = std::min<Duration>(window, kWindowMax);
+    window = std::min<Duration>(window, kPaceWindowMax);
     const TimePoint begin = now - window;
     Duration waiting{};
     for (const Stretch& stretch : stretches_)
@@ -65,7 +68,6 @@ class IdleMeter {
   }
 
  private:
-  static constexpr Duration kWindowMax = std::chrono::hours(2);
   static constexpr std::size_t kStretchesMax = 4096;
   // A time in which the learner did not change between waiting and training; the last one has no end yet.
   struct Stretch {
@@ -91,9 +93,9 @@ class UsedCapacityMeter {
   void subtract_unused(double rollouts, TimePoint now) {
     if (!bins_.empty()) current_bin(now).rollouts -= rollouts;
   }
-  // Within about the last `window`, at most kWindowMax. Absent until that much time was measured.
+  // Within about the last `window`, at most kPaceWindowMax. Absent until that much time was measured.
   std::optional<double> rollouts_per_s(Duration window, TimePoint now) const {
-    window = std::min<Duration>(window, kWindowMax);
+    window = std::min<Duration>(window, kPaceWindowMax);
     if (bins_.empty() || now - bins_.front().from < window) return std::nullopt;
     double rollouts = 0;
     for (auto bin = bins_.rbegin(); bin != bins_.rend(); ++bin) {
@@ -104,14 +106,14 @@ class UsedCapacityMeter {
   }
 
  private:
-  static constexpr Duration kWindowMax = std::chrono::hours(2), kBinLength = std::chrono::seconds(10);
+  static constexpr Duration kBinLength = std::chrono::seconds(10);
   struct Bin {
     TimePoint from;  // until the next bin's
     double rollouts = 0;
   };
   Bin& current_bin(TimePoint now) {
     if (now - bins_.back().from >= kBinLength) bins_.push_back({.from = now});
-    while (bins_.size() > 2 && now - bins_[1].from >= kWindowMax) bins_.pop_front();
+    while (bins_.size() > 2 && now - bins_[1].from >= kPaceWindowMax) bins_.pop_front();
     return bins_.back();
   }
   std::deque<Bin> bins_;

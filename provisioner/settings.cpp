@@ -28,6 +28,49 @@ void read_assume(ConfigSection assume, Assumptions& values) {
               {"longest rental", "such offers are not considered if fleet.duration_min is set"});
 }
 
+void read_where(ConfigSection where, OfferConditions& conditions) {
+  const Limits<double> usd{.min = 0.0, .max = 1e6};
+  const Limits<int> gpus{.min = 1, .max = 1024};
+  where.read("gpus", conditions.gpus, {"names of GPUs as the market writes them, such as [RTX 4090]", "any"});
+  where.read("gpu_count_min", conditions.gpu_count_min, gpus, {"GPUs of an offer, at least", "any"});
+  where.read("gpu_count_max", conditions.gpu_count_max, gpus, {"and at most", "any"});
+  where.read("verified", conditions.verified, "the market has tested the machine");
+  where.read("datacenter", conditions.datacenter, "the market lists the machine's owner as a data centre");
+  where.read("open_ports_min", conditions.open_ports_min, {.min = 0, .max = 65535},
+             {"ports of the machine that can be reached from outside; a worker needs one to forward policies", "any"});
+  where.read("cuda_min", conditions.cuda_min, {.min = 1.0, .max = 99.0},
+             {"the CUDA version that the machine's driver must support, such as 12.8",
+              "the version in the name of fleet.image (nvidia/cuda:12.8.1, cu128), if a GPU is used"});
+  where.read("compute_capability_min", conditions.compute_capability_min, {.min = 1.0, .max = 99.0},
+             {"of the GPUs, such as 8.9", "any"});
+  where.read("memory_min", conditions.memory_min, {.min = Bytes{0}, .max = Bytes{1ull << 50}},
+             {"host memory of an offer", "any; if worker.engine is a server, two copies of the policy"});
+  where.read("down_min", conditions.down_min, {.min = BitRate{0}, .max = BitRate{1e12}},
+             {"downlink of an offer", "any"});
+  where.read("upload_usd_per_gb_max", conditions.upload_usd_per_gb_max, usd, {"price of outgoing traffic", "any"});
+  where.read("download_usd_per_gb_max", conditions.download_usd_per_gb_max, usd, {"price of incoming traffic", "any"});
+  if (conditions.gpu_count_min && conditions.gpu_count_max && *conditions.gpu_count_max < *conditions.gpu_count_min)
+    where.error("gpu_count_max", fmt::format("expected at least gpu_count_min, {}", *conditions.gpu_count_min));
+}
+
+// The CUDA version in the name of a container image: "nvidia/cuda:12.8.1-base" and "vllm:cu128" are of 12.8. Absent if
+// the name has none.
+std::optional<double> cuda_of_image(std::string_view image) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (std::size_t at = image.find("cu"); at != std::string_view::npos; at = image.find("cu", at + 2)) {
+    std::string_view rest = image.substr(at + 2);
+    if (rest.starts_with("da")) rest.remove_prefix(2);
+    if (!rest.empty() && (rest.front() == ':' || rest.front() == '-' || rest.front() == '_')) rest.remove_prefix(1);
+    std::size_t digits = 0;
+    while (digits < rest.size() && is_digit(rest[digits])) ++digits;
+    if (digits == 2 && rest.size() > 3 && rest[2] == '.' && is_digit(rest[3]))  // 12.8
+      return (rest[0] - '0') * 10 + (rest[1] - '0') + (rest[3] - '0') / 10.0;
+    // 128
+    if (digits == 3) return (rest[0] - '0') * 10 + (rest[1] - '0') + (rest[2] - '0') / 10.0;
+  }
+  return std::nullopt;
+}
+
 // The meanings of all values of fleet.provider and of fleet.offers_format.
 std::string provider_meanings() {
   std::string text;
@@ -102,6 +145,10 @@ void read_regions(ConfigSection& network, RegionMap& map) {
 }
 
 }  // namespace
+
+std::optional<double> FleetSettings::cuda_needed() const {
+  return where.cuda_min ? where.cuda_min : cuda_of_image(image);
+}
 
 bool FleetSettings::is_local() const { return is_local_provider(provider); }
 
@@ -188,6 +235,10 @@ void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
        "unlimited"});
   fleet.read("places", settings.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
   fleet.read("up_min", settings.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
+  read_where(fleet.section("where",
+                           "Conditions on offers, besides those that follow from the model and the run. An offer that "
+                           "does not state a value does not meet a condition on it."),
+             settings.where);
   read_assume(fleet.section("assume", "Values for what an offer does not state. Nothing unstated counts as 0."),
               settings.assume);
   fleet.read("reliability_min", settings.reliability_min, {.min = 0.0, .max = 1.0},

@@ -37,6 +37,8 @@ struct FleetSettings {
   std::string image;                            // container image of rented hosts
   std::optional<std::filesystem::path> bundle;  // rented hosts unpack the program from it
   Bytes disk{20'000'000'000};
+  // The CUDA version that the machine's driver must support: where.cuda_min, or else the version in the image's name.
+  std::optional<double> cuda_needed() const;
   std::map<std::string, ServiceSettings> services;  // by provider name
   // Spare capacity as a share: (1 + headroom) times the required capacity M* (provisioner/capacity.hpp) is rented.
   double headroom = 0.10;
@@ -55,6 +57,7 @@ struct FleetSettings {
   std::optional<std::uint32_t> per_host_max;  // offers of one owner, or of one machine if the owner is not stated
   std::vector<std::string> places;            // an offer's place must contain one of these words; empty: any
   std::optional<BitRate> up_min;
+  OfferConditions where;
   Assumptions assume;                     // for unstated values
   std::optional<double> reliability_min;  // 0..1; excludes offers that do not state it
   // Minimum rental time; excludes offers that do not state theirs.

@@ -26,9 +26,10 @@ class Table {
   }
   void add_row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   std::string to_text(std::size_t columns_max) const {
-    std::vector<std::size_t> width(columns_.size(), 0);
+    std::vector<std::size_t> width(columns_.size(), 0);  // of each column, with the space before it
     for (const auto& row : rows_)
       for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size() + 1);
+    // + 1, because no space stands before the first column.
     while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > columns_max + 1) {
       std::size_t dropped = 0;  // a width of 0 marks a column that is dropped already
       for (std::size_t c = 0; c < columns_.size(); ++c)

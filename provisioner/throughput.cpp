@@ -14,7 +14,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kProfileBytesMax = 1 << 20;
-// Measured rates outside these multiples of the prediction are ignored: the two must be of different workloads.
+// A measured rate outside these multiples of its prediction is ignored, because it must be of another workload.
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
 constexpr std::size_t kHostsForGpu = 3;   // measured hosts needed to correct other hosts with the same GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
@@ -49,6 +49,50 @@ std::string note_on_engines(const WorkerEngines& engines, const Offer& offer, bo
                                                         count, count == 1 ? "" : "s", engines.gpus_per_engine));
 }
 
+constexpr Limits<double> kPositive{.min = 1e-3, .max = 1e9};
+
+// The data sheet and the figures of one element of `gpus`, and how the figures correct the computed rates. `shares` is
+// null if the file's `engine_shares` have none of the element's engine.
+ThroughputProfile::Gpu read_gpu(ConfigSection& section, const std::map<std::string, std::string>& sources,
+                                const EngineShares* shares) {
+  ThroughputProfile::Gpu gpu;
+  if (section.has("bandwidth_gb_per_s")) {
+    double memory_gb = 0, bandwidth_gb_per_s = 0, tflops = 0;
+    section.require("memory_gb", memory_gb, kPositive);
+    section.require("bandwidth_gb_per_s", bandwidth_gb_per_s, kPositive);
+    section.require("tflops", tflops, kPositive);
+    gpu.data = {.memory_bytes = memory_gb * 1e9, .bytes_per_s = bandwidth_gb_per_s * 1e9, .flops = tflops * 1e12};
+    if (shares == nullptr) section.error("bandwidth_gb_per_s", "expected this engine in the file's engine_shares");
+  }
+  double log_ratios = 0;
+  for (ConfigSection& measured : section.sections("measured")) {
+    double billions = 0;
+    ThroughputProfile::Figure& figure = gpu.figures.emplace_back();
+    measured.require("billions", billions, {.min = 1e-6, .max = 1e6});
+    measured.require("tokens_per_s", figure.tokens_per_s, kPositive);
+    measured.require("source", figure.source);
+    if (!sources.contains(figure.source)) measured.error("source", "expected one of `sources`");
+    EngineLoad& load = figure.load;
+    load.parameters = billions * 1e9;
+    if (!gpu.data) continue;
+    double kv_kib_per_token = 0;
+    measured.require("kv_kib_per_token", kv_kib_per_token, kPositive);
+    measured.require("at_once", load.sequences_max, {.min = 1, .max = 1e6});
+    measured.require("prompt_tokens", load.prompt_tokens, {.min = 0, .max = 1e6});
+    measured.require("response_tokens", load.response_tokens, {.min = 1, .max = 1e6});
+    load.kv_bytes_per_token = kv_kib_per_token * 1024;
+    if (shares != nullptr && load.kv_bytes_per_token > 0 && figure.tokens_per_s > 0)
+      log_ratios += std::log(figure.tokens_per_s / engine_tokens_per_s(*gpu.data, load, *shares));
+  }
+  // The mean ratio of measured to computed rates, by logarithms. One more ratio of 1 counts, for the computation
+  // itself, because a single publication is as uncertain as that.
+  gpu.correction = std::exp(log_ratios / static_cast<double>(gpu.figures.size() + 1));
+  const auto does_not_rise = [](const auto& a, const auto& b) { return a.load.parameters >= b.load.parameters; };
+  if (!gpu.data && (gpu.figures.empty() || std::ranges::adjacent_find(gpu.figures, does_not_rise) != gpu.figures.end()))
+    section.error("measured", "expected figures for rising sizes");
+  return gpu;
+}
+
 }  // namespace
 
 std::string gpu_key(std::string_view name) {
@@ -72,7 +116,6 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
   ConfigSection root = file.root();
   ThroughputProfile profile;
   constexpr Limits<double> kShare{.min = 0.0, .max = 0.95};
-  constexpr Limits<double> kPositive{.min = 1e-3, .max = 1e9};
   int schema_version = 0;
   root.require("schema_version", schema_version, {.min = 2, .max = 2});
   ConfigSection uncertainty = root.section("uncertainty");
@@ -84,28 +127,27 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
     if (profile.sources_[key].size() > kSourceMax)
       sources.error(key, fmt::format("expected at most {} bytes", kSourceMax));
   }
-  for (ConfigSection& gpu : root.sections("gpus")) {
-    std::vector<Point> points;
+  ConfigSection shares = root.section("engine_shares");
+  for (const char* engine : {"builtin", "sglang", ThroughputProfile::kVllm}) {
+    if (!shares.has(engine)) continue;
+    ConfigSection of_engine = shares.section(engine);
+    EngineShares& read = profile.shares_[engine];
+    of_engine.require("bandwidth", read.bandwidth, {.min = 0.01, .max = 2.0});
+    of_engine.require("compute", read.compute, {.min = 0.01, .max = 2.0});
+    of_engine.require("step_overhead", read.step_overhead, {.min = Duration{}, .max = std::chrono::seconds(10)});
+  }
+  for (ConfigSection& section : root.sections("gpus")) {
     std::vector<std::string> names;
     std::string engine = ThroughputProfile::kVllm;
-    gpu.require("names", names);
-    gpu.read_choice("engine", engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}});
-    for (ConfigSection& figure : gpu.sections("measured")) {
-      double billions = 0;
-      Point& point = points.emplace_back();
-      figure.require("billions", billions, {.min = 1e-6, .max = 1e6});
-      figure.require("tokens_per_s", point.tokens_per_s, kPositive);
-      figure.require("source", point.source);
-      if (!profile.sources_.contains(point.source)) figure.error("source", "expected one of `sources`");
-      point.parameters = billions * 1e9;
-    }
-    const auto does_not_rise = [](const Point& a, const Point& b) { return a.parameters >= b.parameters; };
-    if (points.empty() || std::adjacent_find(points.begin(), points.end(), does_not_rise) != points.end())
-      gpu.error("measured", "expected figures for rising sizes");
-    if (names.empty()) gpu.error("names", "expected at least one name");
+    section.require("names", names);
+    section.read_choice("engine", engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}});
+    const auto shares_of_engine = profile.shares_.find(engine);
+    const Gpu gpu = read_gpu(section, profile.sources_,
+                             shares_of_engine == profile.shares_.end() ? nullptr : &shares_of_engine->second);
+    if (names.empty()) section.error("names", "expected at least one name");
     for (const std::string& gpu_name : names)
-      if (!profile.curves_.emplace(std::pair(gpu_key(gpu_name), engine), points).second)
-        gpu.error("names", fmt::format("'{}' is already described for {}", gpu_name, engine));
+      if (!profile.gpus_.emplace(std::pair(gpu_key(gpu_name), engine), gpu).second)
+        section.error("names", fmt::format("'{}' is already described for {}", gpu_name, engine));
   }
   ConfigSection dlperf = root.section("dlperf");
   dlperf.read("gpu", profile.dlperf_gpu_);
@@ -113,49 +155,79 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
     dlperf.require("dlperf", profile.dlperf_, kPositive);
     dlperf.require("uncertainty", profile.dlperf_uncertainty_, kShare);
     dlperf.require("source", profile.dlperf_source_);
-    if (!profile.curves_.contains({gpu_key(profile.dlperf_gpu_), ThroughputProfile::kVllm}))
+    if (!profile.gpus_.contains({gpu_key(profile.dlperf_gpu_), ThroughputProfile::kVllm}))
       dlperf.error("gpu", "expected a GPU that the profile describes");
   }
   ECHO_TRY(file.finish());
   return profile;
 }
 
-std::optional<TokenRate> ThroughputProfile::rate_of_gpu(std::string_view gpu, double parameters,
-                                                        std::string_view engine) const {
-  const auto it = curves_.find({gpu_key(gpu), std::string(engine)});
-  if (it == curves_.end() && engine != kVllm) {
-    auto of_vllm = rate_of_gpu(gpu, parameters);
+std::optional<TokenRate> ThroughputProfile::engine_rate(std::string_view gpu, const Workload& workload) const {
+  if (!(workload.parameters > 0)) return std::nullopt;
+  const std::string& engine = workload.engines.name;
+  const auto it = gpus_.find({gpu_key(gpu), engine});
+  const auto shares = shares_.find(engine);
+  if (it == gpus_.end() && engine != kVllm) {
+    const auto entry_of_vllm = gpus_.find({gpu_key(gpu), kVllm});
+    if (entry_of_vllm != gpus_.end() && entry_of_vllm->second.data && shares != shares_.end())
+      return computed_rate(entry_of_vllm->second, shares->second, /*is_corrected=*/false, workload);
+    Workload for_vllm = workload;
+    for_vllm.engines.name = kVllm;
+    auto of_vllm = engine_rate(gpu, for_vllm);
     if (!of_vllm) return of_vllm;
     of_vllm->uncertainty = std::max(of_vllm->uncertainty, uncertainty_beyond_);
     of_vllm->from += fmt::format("; of vllm, as the profile has no figure of {}", engine);
     return of_vllm;
   }
-  if (it == curves_.end() || !(parameters > 0)) return std::nullopt;
-  const std::vector<Point>& curve = it->second;
-  const auto rate = [&](double tokens_per_s, double uncertainty, const Point& point) {
-    return TokenRate{tokens_per_s, uncertainty, sources_.at(point.source)};
+  if (it == gpus_.end()) return std::nullopt;
+  if (it->second.data) return computed_rate(it->second, shares->second, /*is_corrected=*/true, workload);
+  auto rate = measured_rate(it->second, workload.parameters);
+  if (rate) rate->tokens_per_s *= workload.engines.gpus_per_engine;
+  return rate;
+}
+
+TokenRate ThroughputProfile::computed_rate(const Gpu& gpu, const EngineShares& shares, bool is_corrected,
+                                           const Workload& workload) const {
+  const EngineLoad load{.parameters = workload.parameters,
+                        .kv_bytes_per_token = workload.kv_bytes_per_token > 0
+                                                  ? workload.kv_bytes_per_token
+                                                  : usual_kv_bytes_per_token(workload.parameters),
+                        .response_tokens = std::max(1.0, workload.tokens_per_rollout),
+                        .sequences_max = workload.sequences_at_once_max};
+  const double tokens_per_s = engine_tokens_per_s(gpu.data->times(workload.engines.gpus_per_engine), load, shares);
+  if (!is_corrected || gpu.figures.empty())
+    return {tokens_per_s, uncertainty_beyond_, "computed from the GPU's data sheet"};
+  return {tokens_per_s * gpu.correction, uncertainty_,
+          fmt::format("computed from the GPU's data sheet, x {:.2f} by {} published figure{}", gpu.correction,
+                      gpu.figures.size(), gpu.figures.size() == 1 ? "" : "s")};
+}
+
+std::optional<TokenRate> ThroughputProfile::measured_rate(const Gpu& gpu, double parameters) const {
+  const std::vector<Figure>& curve = gpu.figures;
+  const auto rate = [&](double tokens_per_s, double uncertainty, const Figure& figure) {
+    return TokenRate{tokens_per_s, uncertainty, sources_.at(figure.source)};
   };
   constexpr double kAsMeasured = 1.25;  // a model size within this factor of a measured one counts as measured
-  const Point &smallest = curve.front(), &largest = curve.back();
-  if (parameters <= smallest.parameters)
+  const Figure &smallest = curve.front(), &largest = curve.back();
+  if (parameters <= smallest.load.parameters)
     return rate(smallest.tokens_per_s,
-                parameters * kAsMeasured < smallest.parameters ? uncertainty_beyond_ : uncertainty_, smallest);
-  if (parameters >= largest.parameters)
-    return rate(largest.tokens_per_s * largest.parameters / parameters,
-                parameters > largest.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, largest);
+                parameters * kAsMeasured < smallest.load.parameters ? uncertainty_beyond_ : uncertainty_, smallest);
+  if (parameters >= largest.load.parameters)
+    return rate(largest.tokens_per_s * largest.load.parameters / parameters,
+                parameters > largest.load.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, largest);
   const auto above_it = std::upper_bound(curve.begin(), curve.end(), parameters,
-                                         [](double p, const Point& point) { return p < point.parameters; });
-  const Point &above = *above_it, &below = *(above_it - 1);
-  // Linear interpolation in logarithms; `weight` is that of the point above.
-  const double weight = std::log(parameters / below.parameters) / std::log(above.parameters / below.parameters);
+                                         [](double p, const Figure& figure) { return p < figure.load.parameters; });
+  const Figure &above = *above_it, &below = *(above_it - 1);
+  // Linear interpolation in logarithms; `weight` is that of the figure above.
+  const double weight =
+      std::log(parameters / below.load.parameters) / std::log(above.load.parameters / below.load.parameters);
   return rate(std::exp((1 - weight) * std::log(below.tokens_per_s) + weight * std::log(above.tokens_per_s)),
               uncertainty_, weight < 0.5 ? below : above);
 }
 
-std::optional<TokenRate> ThroughputProfile::rate_at_dlperf(double dlperf, double parameters,
-                                                           std::string_view engine) const {
+std::optional<TokenRate> ThroughputProfile::engine_rate_at_dlperf(double dlperf, const Workload& workload) const {
   if (dlperf_gpu_.empty() || !(dlperf > 0)) return std::nullopt;
-  auto rate = rate_of_gpu(dlperf_gpu_, parameters, engine);
+  auto rate = engine_rate(dlperf_gpu_, workload);
   if (!rate) return rate;
   rate->tokens_per_s *= dlperf / dlperf_;
   rate->uncertainty = std::max(rate->uncertainty, dlperf_uncertainty_);
@@ -217,18 +289,17 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
     o.unfit = why_unfit_for(engines, o);
     if (!o.unfit.empty()) continue;
     o.engines_note = note_on_engines(engines, o, profile != nullptr);
-    const int gpus_used = engines.gpus_used_on(o.gpu_count);
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
       const std::string& device = engines.on_cpu ? cpu : o.gpu;
       auto it = rate_by_gpu.find(device);
-      if (it == rate_by_gpu.end())
-        it = rate_by_gpu.emplace(device, profile->rate_of_gpu(device, workload.parameters, engines.name)).first;
+      if (it == rate_by_gpu.end()) it = rate_by_gpu.emplace(device, profile->engine_rate(device, workload)).first;
       std::optional<TokenRate> rate = it->second;
       if (rate) {
-        if (!engines.on_cpu) rate->tokens_per_s *= gpus_used;
+        if (!engines.on_cpu) rate->tokens_per_s *= engines.count_on(o.gpu_count);
         o.rollouts_source = RateSource::kProfile;
       } else if (o.dlperf && !engines.on_cpu) {
-        rate = profile->rate_at_dlperf(*o.dlperf * gpus_used / o.gpu_count, workload.parameters, engines.name);
+        rate = profile->engine_rate_at_dlperf(*o.dlperf / o.gpu_count, workload);
+        if (rate) rate->tokens_per_s *= engines.count_on(o.gpu_count);
         if (rate) o.rollouts_source = RateSource::kDlperf;
       }
       if (rate) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "provisioner/engine_rate.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/worker_engines.hpp"
 
@@ -19,6 +20,8 @@ struct Workload {
   double parameters = 0;          // of the model
   double tokens_per_rollout = 0;  // generated
   WorkerEngines engines = {};
+  double kv_bytes_per_token = 0;         // keys and values of all layers; 0: not known
+  double sequences_at_once_max = 256.0;  // of one engine: the engines of a worker get no more
 };
 
 // A rate with its uncertainty and source.
@@ -28,10 +31,23 @@ struct TokenRate {
   std::string from;
 };
 
-// Tokens per second by GPU, engine and model size, from files like those in configs/profiles/. Every figure has its
-// source.
+// Tokens per second by GPU, engine and model, from files like those in configs/profiles/. The rate of a GPU with a data
+// sheet is computed (provisioner/engine_rate) and corrected by published measurements of that GPU. Without a data
+// sheet, the measurements are the rate. Every figure has its source.
 class ThroughputProfile {
  public:
+  // A published measurement of one GPU.
+  struct Figure {
+    double tokens_per_s = 0;
+    std::string source;  // a key of the file's `sources`
+    EngineLoad load;     // only its `parameters` are set for a GPU without a data sheet
+  };
+  struct Gpu {
+    std::optional<GpuData> data;
+    std::vector<Figure> figures;  // by rising size of the model if there is no data sheet
+    double correction = 1;        // measured over computed
+  };
+
   // kInvalid with all problems; kNotFound or kIo.
   static Result<ThroughputProfile> load(const std::filesystem::path& path);
   static Result<ThroughputProfile> parse(std::string_view text, std::string_view name);
@@ -39,24 +55,34 @@ class ThroughputProfile {
   // The name that stands for one core of any CPU, in figures of the built-in engine.
   static constexpr const char* kCpu = "CPU";
 
-  // The rate of one GPU of this name; absent if the name is unknown. Interpolates linearly in logarithms between two
-  // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant. Without a
-  // figure of this engine, the rate is that of vLLM, and as uncertain as for a size that was not measured.
-  std::optional<TokenRate> rate_of_gpu(std::string_view gpu, double parameters, std::string_view engine = kVllm) const;
-  // The rate of a GPU from its value in the market's benchmark: proportional to that of the profile's reference GPU.
-  std::optional<TokenRate> rate_at_dlperf(double dlperf, double parameters, std::string_view engine = kVllm) const;
+  // The rate of one engine of the workload on its GPUs of this name; absent if the name is unknown. Prompts are left
+  // out, because the responses of a group share one. Without a data sheet, interpolates linearly in logarithms between
+  // two measured model sizes; above the largest size, the rate falls with the size; below the smallest, it is constant.
+  // A GPU without an entry for this engine has the data sheet or the figures of its entry for vLLM, and the rate is as
+  // uncertain as one that was not measured.
+  std::optional<TokenRate> engine_rate(std::string_view gpu, const Workload& workload) const;
+  // The same from a GPU's value in the market's benchmark: proportional to that of the profile's reference GPU.
+  std::optional<TokenRate> engine_rate_at_dlperf(double dlperf, const Workload& workload) const;
+
+  // By gpu_key() and engine.
+  const std::map<std::pair<std::string, std::string>, Gpu>& gpus() const { return gpus_; }
+  // By engine.
+  const std::map<std::string, EngineShares>& shares() const { return shares_; }
 
  private:
-  struct Point {
-    double parameters = 0, tokens_per_s = 0;
-    std::string source;
-  };
-  double uncertainty_ = 0, uncertainty_beyond_ = 0;  // between the measured model sizes; beyond them
-  std::map<std::string, std::string> sources_;       // descriptions by key
+  std::optional<TokenRate> measured_rate(const Gpu& gpu, double parameters) const;
+  // The GPU's figures correct the rate if they are of the workload's engine.
+  TokenRate computed_rate(const Gpu& gpu, const EngineShares& shares, bool is_corrected,
+                          const Workload& workload) const;
+
+  // For a GPU or a model size with measurements; without.
+  double uncertainty_ = 0, uncertainty_beyond_ = 0;
+  std::map<std::string, EngineShares> shares_;
+  std::map<std::string, std::string> sources_;  // descriptions by key
   // The reference GPU of the market's benchmark, and its value in that benchmark.
   std::string dlperf_gpu_, dlperf_source_;
   double dlperf_ = 0, dlperf_uncertainty_ = 0;
-  std::map<std::pair<std::string, std::string>, std::vector<Point>> curves_;  // by gpu_key() and engine; smallest first
+  std::map<std::pair<std::string, std::string>, Gpu> gpus_;
 };
 
 // A normalised GPU name: "NVIDIA GeForce RTX_4090" becomes "rtx4090".
@@ -71,9 +97,9 @@ struct MeasuredRate {
 };
 
 // Sets throughput, source and uncertainty of every offer, if known, for the engines that the workload's workers run
-// there. A host's earlier ratio of measured to predicted
-// rate corrects its prediction; the median ratio of a GPU's known hosts corrects its other hosts. `measured`: newest
-// first. The local provider throttles its workers to their offers, so its measurements are not used.
+// there. A host's earlier ratio of measured to predicted rate corrects the prediction for that host. The median ratio
+// of all known hosts with a GPU corrects the predictions for other hosts with it. `measured`: newest first. The local
+// provider throttles its workers to their offers, so its measurements are not used.
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,
                         std::span<const MeasuredRate> measured);
 

@@ -40,8 +40,8 @@ std::string read_output(int fd) {
   return text;
 }
 
-// This process's environment without the credentials of providers, except for `kept`.
-std::vector<std::string> environment_for_commands(const std::vector<std::string>& kept) {
+// This process's environment without provider_secrets(), except for `kept`; or without any credential.
+std::vector<std::string> environment_for_commands(const std::vector<std::string>& kept, bool without_credentials) {
   std::vector<std::string> entries;
   const std::vector<std::string> secrets = provider_secrets();
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -50,7 +50,7 @@ std::vector<std::string> environment_for_commands(const std::vector<std::string>
     const auto is_in = [&](const std::vector<std::string>& names) {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
-    if (!is_in(secrets) || is_in(kept)) entries.emplace_back(text);
+    if (without_credentials ? !is_credential(name) : !is_in(secrets) || is_in(kept)) entries.emplace_back(text);
   }
   return entries;
 }
@@ -114,7 +114,7 @@ void CommandRunner::spawn(const std::vector<std::string>& argv, int input_fd, Du
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  std::vector<std::string> environment = environment_for_commands(kept_secrets_);
+  std::vector<std::string> environment = environment_for_commands(kept_secrets_, without_credentials_);
   std::vector<char*> environment_pointers;
   for (std::string& entry : environment) environment_pointers.push_back(entry.data());
   environment_pointers.push_back(nullptr);

@@ -35,9 +35,11 @@ class CommandRunner {
   CommandRunner(const CommandRunner&) = delete;
   CommandRunner& operator=(const CommandRunner&) = delete;
 
-  // Programs inherit the environment without the credentials of providers (ProviderKind::secrets), because schedulers
-  // copy it to their jobs. These stay.
+  // Programs inherit the environment without provider_secrets(), because schedulers copy it to their jobs. These stay.
+  // Other credentials, such as those of a cloud's own program, stay as well.
   void keep_secrets(std::vector<std::string> names) { kept_secrets_ = std::move(names); }
+  // Programs inherit no credential at all (is_credential()).
+  void remove_all_credentials() { without_credentials_ = true; }
   // Starts a program; argv[0] is looked up in PATH. `input` is its stdin. Secrets belong there, because all users can
   // see argv. The program is killed after `limit`, counted from the next poll(). poll() calls `done`.
   void run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done);
@@ -49,6 +51,7 @@ class CommandRunner {
   struct Running;
   void spawn(const std::vector<std::string>& argv, int input_fd, Duration limit, Done done);
   std::vector<std::string> kept_secrets_;
+  bool without_credentials_ = false;
   std::vector<Running> running_;
   std::vector<std::pair<CommandResult, Done>> failed_;  // could not be started; poll() reports them
 };
@@ -80,7 +83,8 @@ std::string without_prefix(std::string_view prefix, const InstanceId& instance);
 
 std::string shell_quoted(std::string_view word);
 
-// A shell script that executes `argv` with `env`. Passed by stdin, it hides both from process lists until then.
+// A shell script that executes `argv` with `env`. If it is passed by stdin, no process list shows either before the
+// script runs.
 std::string shell_script(const std::vector<std::string>& argv,
                          const std::vector<std::pair<std::string, std::string>>& env);
 

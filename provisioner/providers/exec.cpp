@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "base/config.hpp"
@@ -18,30 +19,99 @@ constexpr std::string_view kOperation = "exec";
 constexpr std::string_view kIdPrefix = "exec:";
 constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
 constexpr int kMissedListingsMax = 2;  // consecutive listings without an instance after which it counts as ended
-using Substitutions = std::map<std::string, std::string>;  // words of a command by name
+// Words of a command by name; a word without a value is not stated, for example by the offer.
+using Substitutions = std::map<std::string, std::optional<std::string>>;
+using Names = std::set<std::string>;
 
-// Replaces each known {name} in `text`. Other braces stay, because they may belong to the command.
-std::string substituted(const std::string& text, const Substitutions& words) {
+std::string json_string(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+// A name in braces stands for a word: the word, and the form in which it is put into the text.
+struct Placeholder {
+  enum class Form { kPlain, kJson, kJsonOrNull } form = Form::kPlain;
+  Substitutions::const_iterator word;  // the end if there is no such word
+};
+
+Placeholder placeholder_of(std::string_view name, const Substitutions& words) {
+  using enum Placeholder::Form;
+  constexpr std::pair<std::string_view, Placeholder::Form> kSuffixes[] = {
+      {"", kPlain}, {"_json", kJson}, {"_or_null", kJsonOrNull}};
+  for (const auto& [suffix, form] : kSuffixes)
+    if (name.ends_with(suffix))
+      if (const auto word = words.find(std::string(name.substr(0, name.size() - suffix.size()))); word != words.end())
+        return {form, word};
+  return {kPlain, words.end()};
+}
+
+// Replaces each {name} in `text` by the word of this name, {name_json} by the word as a JSON string, and {name_or_null}
+// by the same, or null if the word is not stated. Other braces stay, because they may belong to the command. Adds the
+// names of words that are used in another way and are not stated to `missing`.
+std::string substituted(const std::string& text, const Substitutions& words, Names& missing) {
   std::string out;
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t end = text[i] == '{' ? text.find('}', i) : std::string::npos;
-    const auto word = end == std::string::npos ? words.end() : words.find(text.substr(i + 1, end - i - 1));
+    const auto [form, word] =
+        placeholder_of(end == std::string::npos ? "" : std::string_view(text).substr(i + 1, end - i - 1), words);
     if (word == words.end()) {
       out += text[i++];
-    } else {
-      out += word->second;
-      i = end + 1;
+      continue;
     }
+    if (word->second)
+      out += form == Placeholder::Form::kPlain ? *word->second : json_string(*word->second);
+    else if (form == Placeholder::Form::kJsonOrNull)
+      out += "null";
+    else
+      missing.insert(word->first);
+    i = end + 1;
   }
   return out;
 }
 
-std::vector<std::string> substituted(const std::vector<std::string>& texts, const Substitutions& words) {
+std::vector<std::string> substituted(const std::vector<std::string>& texts, const Substitutions& words,
+                                     Names& missing) {
   std::vector<std::string> out;
-  for (const std::string& text : texts) out.push_back(substituted(text, words));
+  for (const std::string& text : texts) out.push_back(substituted(text, words, missing));
   return out;
 }
 
+// The command that stops an instance, whose words are always stated.
+std::vector<std::string> stop_argv(const std::vector<std::string>& command, const std::string& id,
+                                   const std::string& name) {
+  Names missing;
+  return substituted(command, {{"instance", id}, {"name", name}}, missing);
+}
+
+// The words of a start. Those of `hidden` hold the join token.
+struct StartWords {
+  Substitutions visible, hidden;
+};
+
+StartWords words_of(const LaunchSpec& spec) {
+  const auto stated = [](const std::string& text) { return text.empty() ? std::nullopt : std::optional(text); };
+  nlohmann::json env = nlohmann::json::object();
+  for (const auto& [name, value] : spec.env) env[name] = value;
+  return {.visible = {{"label", spec.label},
+                      {"name", instance_name_of_label(spec.label)},
+                      {"offer", spec.offer.id},
+                      {"host", stated(spec.offer.host)},
+                      {"place", stated(spec.offer.place)},
+                      {"cloud", stated(spec.offer.cloud)},
+                      {"region", stated(spec.offer.region)},
+                      {"zone", stated(spec.offer.zone)},
+                      {"machine_type", stated(spec.offer.machine_type)},
+                      {"gpu", stated(spec.offer.gpu)},
+                      {"gpu_count", std::to_string(spec.offer.gpu_count)},
+                      {"spot", spec.bid_usd_per_hour ? "true" : "false"},
+                      {"pricing", spec.bid_usd_per_hour ? "spot" : "on-demand"},
+                      {"image", stated(spec.image)},
+                      {"disk_gb", fmt::format("{:.0f}", std::ceil(static_cast<double>(spec.disk.count) / 1e9))}},
+          .hidden = {{"script", shell_script(spec.argv, spec.env)},
+                     {"command", shell_script(spec.argv, {})},
+                     {"env_json", env.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}}};
+}
+
+// Whether the id is safe as one word of a command, and not taken for an option.
 bool is_plain_id(const std::string& id) {
   return !id.empty() && id.size() <= kIdMax && id.front() != '-' &&
          std::all_of(id.begin(), id.end(), [](unsigned char c) { return c > ' ' && c < 127; });
@@ -103,33 +173,30 @@ struct ExecProvider final : Provider {
   }
 
   void start(Ticket ticket, const LaunchSpec& spec) override {
-    const std::string script = shell_script(spec.argv, spec.env);
-    const Substitutions words{
-        {"label", spec.label},
-        {"name", instance_name_of_label(spec.label)},
-        {"offer", spec.offer.id},
-        {"host", spec.offer.host},
-        {"place", spec.offer.place},
-        {"gpu", spec.offer.gpu},
-        {"gpu_count", std::to_string(spec.offer.gpu_count)},
-        {"image", spec.image},
-        {"disk_gb", std::to_string(static_cast<long>(std::ceil(static_cast<double>(spec.disk.count) / 1e9)))},
-        {"script", script},
-        {"script_json", nlohmann::json(script).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}};
-    // All users can see arguments in process lists, so they must not contain the script, which has the token.
-    Substitutions visible_words = words;
-    visible_words.erase("script");
-    visible_words.erase("script_json");
-    commands.run(substituted(start_command, visible_words), substituted(start_input, words), times.limit,
-                 [this, ticket, label = spec.label](const CommandResult& result) {
-                   const std::string id = last_word(result.out);
-                   if (result.good() && is_plain_id(id)) return on_started(ticket, label, id);
-                   const Error error = result.good()
-                                           ? fail(Code::kCorrupt, kOperation,
-                                                  "start: expected the instance's id as the last word of the output")
-                                           : fail(Code::kUnavailable, kOperation, "start: {}", result.summary());
-                   stop_after_failed_start(ticket, label, error);
-                 });
+    const StartWords words = words_of(spec);
+    Substitutions input_words = words.hidden;
+    input_words.insert(words.visible.begin(), words.visible.end());
+    Names missing;
+    // All users can see arguments in process lists, so they must not contain the hidden words.
+    const std::vector<std::string> argv = substituted(start_command, words.visible, missing);
+    const std::string input = substituted(start_input, input_words, missing);
+    if (!missing.empty()) {
+      events.push_back(StartFailed{
+          .ticket = ticket,
+          .error = fail(Code::kInvalid, kOperation, "the provider file uses {{{}}}, which offer '{}' does not state",
+                        fmt::join(missing, "}, {"), spec.offer.id),
+          .retryable = false,
+          .perhaps_rented = false});
+      return;
+    }
+    commands.run(argv, input, times.limit, [this, ticket, label = spec.label](const CommandResult& result) {
+      const std::string id = last_word(result.out);
+      if (result.good() && is_plain_id(id)) return on_started(ticket, label, id);
+      const Error error = result.good() ? fail(Code::kCorrupt, kOperation,
+                                               "start: expected the instance's id as the last word of the output")
+                                        : fail(Code::kUnavailable, kOperation, "start: {}", result.summary());
+      stop_after_failed_start(ticket, label, error);
+    });
   }
 
   static InstanceId instance_of(const std::string& id) { return {std::string(kIdPrefix) + id}; }
@@ -153,7 +220,7 @@ struct ExecProvider final : Provider {
           std::find_if(seen.begin(), seen.end(), [&](const ListedInstance& instance) { return instance.name == name; });
       if (list_error || it == seen.end()) return push_start_failed(ticket, error, list_error.has_value());
       commands.run(
-          substituted(stop_command, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
+          stop_argv(stop_command, it->id, it->name), "", times.limit,
           [this, ticket, error](const CommandResult& result) { push_start_failed(ticket, error, !result.good()); });
     });
   }
@@ -171,8 +238,7 @@ struct ExecProvider final : Provider {
     const std::string name = it == rented.end() ? id : instance_name_of_label(it->second.label);
     if (it != rented.end()) rented.erase(it);  // so that its end is not reported as Exited
     commands.run(
-        substituted(stop_command, {{"instance", id}, {"name", name}}), "", times.limit,
-        [this, ticket, instance, id](const CommandResult& result) {
+        stop_argv(stop_command, id, name), "", times.limit, [this, ticket, instance, id](const CommandResult& result) {
           if (result.good()) {
             events.push_back(Stopped{.ticket = ticket, .instance = instance, .how = "stopped"});
             return;

@@ -1,9 +1,14 @@
-// Reads SkyPilot's catalogues (vms.csv): kinds of machines with prices by region. They state neither links nor the
-// prices of disk and traffic.
+// Reads SkyPilot's catalogues (CLOUD/vms.csv): kinds of machines with prices by region. They state neither links nor
+// the prices of disk and traffic. Each cloud's file has its own mistakes, so a row that cannot be used is named and
+// left out, and the others are used.
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <map>
+#include <set>
 
+#include "provisioner/gpu_memory.hpp"
 #include "provisioner/offer_formats.hpp"
 
 namespace echoline::provisioner {
@@ -91,11 +96,11 @@ bool parse_number(std::string_view text, double& value) {
   return error == std::errc() && end == text.data() + text.size() && std::isfinite(value);
 }
 
-// "... 'MemoryInfo': {'SizeInMiB': 16384} ...", in GB of 10^9 bytes.
-std::optional<double> memory_gb_of(std::string_view gpu_info) {
+// The number in "... 'MemoryInfo': {'SizeInMiB': 16384} ...".
+std::optional<double> stated_memory_mib(std::string_view gpu_info) {
   constexpr std::string_view kKey = "SizeInMiB";
   constexpr std::size_t kSeparatorMax = 8;  // characters between the key and the number
-  constexpr double kMibMax = 1e8, kBytesPerMib = 1 << 20;
+  constexpr double kMibMax = 1e8;
   const std::size_t key = gpu_info.find(kKey);
   if (key == std::string_view::npos) return std::nullopt;
   const std::size_t begin = gpu_info.find_first_of("0123456789", key + kKey.size());
@@ -103,15 +108,46 @@ std::optional<double> memory_gb_of(std::string_view gpu_info) {
   const std::size_t end = std::min(gpu_info.find_first_not_of("0123456789.", begin), gpu_info.size());
   double mib = 0;
   if (!parse_number(gpu_info.substr(begin, end - begin), mib) || mib <= 0 || mib > kMibMax) return std::nullopt;
-  return mib * kBytesPerMib / 1e9;
+  return mib;
+}
+
+// The machine that Google Cloud rents with these GPUs. Its catalogue prices the two in rows of their own, and a rental
+// costs the sum. Null if the machine can be chosen freely, because then the sum is unknown.
+const char* machine_of_gpus(std::string_view gpu, int count) {
+  struct Machine {
+    std::string_view gpu;
+    int count;
+    const char* type;
+  };
+  static constexpr std::array kMachines{
+      Machine{"A100", 1, "a2-highgpu-1g"},       Machine{"A100", 2, "a2-highgpu-2g"},
+      Machine{"A100", 4, "a2-highgpu-4g"},       Machine{"A100", 8, "a2-highgpu-8g"},
+      Machine{"A100", 16, "a2-megagpu-16g"},     Machine{"A100-80GB", 1, "a2-ultragpu-1g"},
+      Machine{"A100-80GB", 2, "a2-ultragpu-2g"}, Machine{"A100-80GB", 4, "a2-ultragpu-4g"},
+      Machine{"A100-80GB", 8, "a2-ultragpu-8g"}, Machine{"L4", 1, "g2-standard-4"},
+      Machine{"L4", 2, "g2-standard-24"},        Machine{"L4", 4, "g2-standard-48"},
+      Machine{"L4", 8, "g2-standard-96"},        Machine{"H100", 1, "a3-highgpu-1g"},
+      Machine{"H100", 2, "a3-highgpu-2g"},       Machine{"H100", 4, "a3-highgpu-4g"},
+      Machine{"H100", 8, "a3-highgpu-8g"},       Machine{"H100-MEGA", 8, "a3-megagpu-8g"},
+      Machine{"H200", 8, "a3-ultragpu-8g"},      Machine{"B200", 8, "a4-highgpu-8g"},
+  };
+  for (const Machine& machine : kMachines)
+    if (machine.gpu == gpu && machine.count == count) return machine.type;
+  return nullptr;
+}
+
+// "aws" of ".../aws/vms.csv", as SkyPilot stores its catalogues; "" for a file elsewhere.
+std::string cloud_of(std::string_view name) {
+  const std::filesystem::path path(name);
+  return path.filename() == "vms.csv" ? path.parent_path().filename().string() : "";
 }
 
 class CatalogueReader {
  public:
   CatalogueReader(std::string_view text, std::string_view name, const OfferReadOptions& reading)
-      : csv_(text), name_(name), problems_(name), reading_(reading) {}
+      : csv_(text), name_(name), cloud_(cloud_of(name)), problems_(name), reading_(reading) {}
 
-  Result<std::vector<Offer>> run() {
+  Result<OfferList> run() {
     std::string problem;
     const auto header = csv_.next(problem);
     if (!header || !problem.empty())
@@ -128,14 +164,65 @@ class CatalogueReader {
       }
       if (record->size() == 1 && record->front().empty()) continue;
       read(*record, header->size());
-      if (offers_.size() > kOffersMax)
-        return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name_, kOffersMax);
+      if (std::max(offers_.size(), gpus_alone_.size()) > kOffersMax) break;
     }
-    if (!problems_.none()) return problems_.error();
-    return std::move(offers_);
+    for (const GpusAlone& gpus : gpus_alone_) add_with_machine(gpus);
+    if (std::max(offers_.size(), gpus_alone_.size()) > kOffersMax)
+      return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name_, kOffersMax);
+    if (offers_.empty() && !problems_.none()) return problems_.error();
+    return OfferList{.offers = std::move(offers_), .format = {}, .notes = notes()};
   }
 
  private:
+  using MachineKey = std::pair<std::string, std::string>;  // its type, and its zone or else region
+  struct Prices {
+    std::optional<double> on_demand, spot;
+  };
+  // A row that prices GPUs without their machine.
+  struct GpusAlone {
+    Offer offer;
+    Prices prices;
+  };
+
+  std::vector<std::string> notes() const {
+    std::vector<std::string> notes;
+    for (const std::string& line : problems_.lines()) notes.push_back("left out: " + line);
+    if (!gpus_without_machine_.empty())
+      notes.push_back(fmt::format("{}: left out, because the price of their machine is not stated: {}", name_,
+                                  fmt::join(gpus_without_machine_, ", ")));
+    if (!gpus_of_unknown_memory_.empty())
+      notes.push_back(fmt::format("{}: the memory of these GPUs is unknown (fleet.assume.vram_gb sets it): {}", name_,
+                                  fmt::join(gpus_of_unknown_memory_, ", ")));
+    return notes;
+  }
+
+  void add_with_machine(GpusAlone gpus) {
+    Offer& o = gpus.offer;
+    const char* const type = machine_of_gpus(o.gpu, o.gpu_count);
+    const auto machine = machines_.find({type ? type : "", o.place});
+    if (!type || machine == machines_.end()) {
+      gpus_without_machine_.insert(o.gpu);
+      return;
+    }
+    o.machine_type = type;
+    const auto sum = [](const std::optional<double>& a, const std::optional<double>& b) {
+      return a && b ? std::optional(*a + *b) : std::nullopt;
+    };
+    add(o, {.on_demand = sum(gpus.prices.on_demand, machine->second.on_demand),
+            .spot = sum(gpus.prices.spot, machine->second.spot)});
+  }
+
+  void add(Offer o, const Prices& prices) {
+    o.gpu_usd_per_hour = prices.on_demand;
+    o.bid_usd_per_hour_min = prices.spot;
+    if (!o.vram_gb) gpus_of_unknown_memory_.insert(o.gpu);
+    const std::string kind = fmt::format("{}@{}", o.machine_type, o.place);
+    for (std::size_t copy = 0; copy < reading_.copies; ++copy) {
+      o.id = fmt::format("{}#{}", kind, ++copies_by_kind_[kind]);
+      offers_.push_back(o);
+    }
+  }
+
   void read(const std::vector<std::string>& record, std::size_t columns) {
     const std::string where = fmt::format("line {}", csv_.line());
     if (record.size() != columns)
@@ -146,21 +233,24 @@ class CatalogueReader {
       return it == column_by_name_.end() ? kNone : record[it->second];
     };
     const std::string& gpu = text("acceleratorname");
-    if (gpu.empty()) return;  // a machine without GPUs
     bool is_valid = true;
-    const auto number = [&](const char* column, double least, double most) -> std::optional<double> {
+    const auto number = [&](const char* column, double most) -> std::optional<double> {
       const std::string& value = text(column);
       if (value.empty()) return std::nullopt;
       double parsed = 0;
-      if (parse_number(value, parsed) && parsed >= least && parsed <= most) return parsed;
+      if (parse_number(value, parsed) && parsed >= 0 && parsed <= most) return parsed;
       is_valid = false;
-      problems_.add(where,
-                    fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, excerpt(value)));
+      problems_.add(where, fmt::format("{}: expected a number of 0 to {}, found '{}'", column, most, excerpt(value)));
       return std::nullopt;
     };
-    const auto count = number("acceleratorcount", 0, kGpusMax);
-    const auto price = number("price", 0, kUsdMax);
-    const auto spot = number("spotprice", 0, kUsdMax);
+    // A cloud that does not sell a machine this way states 0, or a number that is too high for a price.
+    const auto price_of = [&](const char* column) {
+      constexpr double kNumberMax = 1e12;
+      const auto price = number(column, kNumberMax);
+      return price && *price > 0 && *price <= kUsdMax ? price : std::nullopt;
+    };
+    const auto count = number("acceleratorcount", kGpusMax);
+    const Prices prices{.on_demand = price_of("price"), .spot = price_of("spotprice")};
     for (const char* column : {"instancetype", "acceleratorname", "region", "availabilityzone"})
       if (text(column).size() > kOfferTextMax) {
         is_valid = false;
@@ -168,31 +258,37 @@ class CatalogueReader {
             where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
       }
     if (!is_valid) return;
-    if (!count || *count < 1 || *count != std::floor(*count)) return;  // a fraction of a GPU cannot run a worker
     Offer o;
     o.provider = "exec";
+    o.cloud = cloud_;
+    o.region = text("region");
+    o.zone = text("availabilityzone");
+    o.place = o.zone.empty() ? o.region : o.zone;
+    o.machine_type = text("instancetype");
+    if (gpu.empty()) {  // a machine without GPUs, or whose GPUs have rows of their own
+      machines_.emplace(MachineKey{o.machine_type, o.place}, prices);
+      return;
+    }
+    if (!count || *count < 1 || *count != std::floor(*count)) return;  // a fraction of a GPU cannot run a worker
     o.gpu = gpu;
     o.gpu_count = static_cast<int>(*count);
-    o.vram_gb = memory_gb_of(text("gpuinfo"));
-    const std::string& zone = text("availabilityzone");
-    o.place = zone.empty() ? text("region") : zone;
-    o.gpu_usd_per_hour = price;
-    o.bid_usd_per_hour_min = spot;
-    const std::string& type = text("instancetype");
-    const std::string kind =
-        fmt::format("{}@{}", type.empty() ? fmt::format("{}:{}", gpu, o.gpu_count) : type, o.place);
-    for (std::size_t copy = 0; copy < reading_.copies; ++copy) {
-      o.id = fmt::format("{}#{}", kind, ++copies_by_kind_[kind]);
-      offers_.push_back(o);
-    }
+    o.vram_gb = gpu_memory_gb(gpu, o.gpu_count, stated_memory_mib(text("gpuinfo")));
+    if (o.machine_type.empty())
+      gpus_alone_.push_back({std::move(o), prices});
+    else
+      add(std::move(o), prices);
   }
 
   Csv csv_;
   std::string_view name_;
+  const std::string cloud_;
   OfferProblems problems_;
   const OfferReadOptions& reading_;
   std::map<std::string, std::size_t> column_by_name_;
   std::map<std::string, std::size_t> copies_by_kind_;
+  std::map<MachineKey, Prices> machines_;  // without GPUs
+  std::vector<GpusAlone> gpus_alone_;
+  std::set<std::string> gpus_without_machine_, gpus_of_unknown_memory_;
   std::vector<Offer> offers_;
 };
 
@@ -202,8 +298,7 @@ bool is_catalogue(std::string_view head) {
   return has("InstanceType") && has(",") && line.find_first_of("{[") == std::string_view::npos;
 }
 
-Result<std::vector<Offer>> read_catalogue(std::string_view text, std::string_view name,
-                                          const OfferReadOptions& reading) {
+Result<OfferList> read_catalogue(std::string_view text, std::string_view name, const OfferReadOptions& reading) {
   return CatalogueReader(text, name, reading).run();
 }
 

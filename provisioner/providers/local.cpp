@@ -130,7 +130,7 @@ struct Launch {
     sigprocmask(SIG_SETMASK, &none, nullptr);
     for (const int signal_number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) signal(signal_number, SIG_DFL);
     if (dup2(launch.null_fd, 0) >= 0 && dup2(launch.log_fd, 1) >= 0 && dup2(launch.log_fd, 2) >= 0) {
-      close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+      close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);  // the program keeps only stdin, stdout and stderr
       execve(launch.argv[0], launch.argv.data(), launch.envp.data());
     }
   }
@@ -156,16 +156,16 @@ class Fd {
   int fd_;
 };
 
-// This process's environment, overridden by `extra` and the label, as NAME=value.
+// This process's environment without credentials, overridden by `extra` and the label, as NAME=value.
 std::vector<std::string> merged_environment(const std::vector<std::pair<std::string, std::string>>& extra,
                                             const std::string& label) {
   std::map<std::string, std::string> merged;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
-    if (const auto equals = text.find('='); equals != std::string_view::npos)
+    const auto equals = text.find('=');
+    if (equals != std::string_view::npos && !is_credential(text.substr(0, equals)))
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  for (const std::string& secret : provider_secrets()) merged.erase(secret);  // a worker does not need them
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
   std::vector<std::string> entries;

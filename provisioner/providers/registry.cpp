@@ -2,6 +2,7 @@
 #include "provisioner/providers/registry.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace echoline::provisioner {
 namespace {
@@ -39,9 +40,20 @@ Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const P
 }
 
 std::vector<std::string> provider_secrets() {
-  std::vector<std::string> names;
+  // `echoline worker` and `echoline evaluate` read these. The run gives each worker its own token.
+  std::vector<std::string> names{"ECHOLINE_TOKEN", "ECHOLINE_API_KEY"};
   for (const ProviderKind* kind : kinds()) names.insert(names.end(), kind->secrets.begin(), kind->secrets.end());
   return names;
+}
+
+bool is_credential(std::string_view variable) {
+  constexpr std::array<std::string_view, 9> kSuffixes{"_API_KEY",     "_ACCESS_KEY", "_SECRET_KEY",
+                                                      "_PRIVATE_KEY", "_TOKEN",      "_SECRET",
+                                                      "_PASSWORD",    "_PASSWD",     "_CREDENTIALS"};
+  const std::vector<std::string> secrets = provider_secrets();
+  return std::find(secrets.begin(), secrets.end(), variable) != secrets.end() ||
+         std::any_of(kSuffixes.begin(), kSuffixes.end(),
+                     [&](std::string_view suffix) { return variable.ends_with(suffix); });
 }
 
 bool is_local_provider(std::string_view provider) {
@@ -70,6 +82,15 @@ Result<MarketAnswer> search_market(std::string_view provider, const ProviderOpti
   }
   if (searched && searched->search) return searched->search(options, question);
   return fail(Code::kInvalid, "search the market", "no provider has a market to search; name a file in fleet.offers");
+}
+
+std::function<Result<Bill>(const std::string& provider, double from_unix_s, double to_unix_s)> bill_reader(
+    const ProviderOptions& options) {
+  return [&options](const std::string& provider, double from_unix_s, double to_unix_s) -> Result<Bill> {
+    const ProviderKind* kind = provider_kind(provider);
+    if (kind != nullptr && kind->bill) return kind->bill(options, from_unix_s, to_unix_s);
+    return fail(Code::kNotFound, "bill", "provider '{}' has no bill", provider);
+  };
 }
 
 std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment) {

@@ -37,8 +37,11 @@ class AddedProvider {
 // kInvalid for an unknown name, or if the provider lacks something, such as a key.
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options);
 
-// The names of the environment variables with credentials of any provider.
+// The names of the environment variables with credentials of any provider, and of echoline itself.
 std::vector<std::string> provider_secrets();
+// Whether a variable of this name holds a credential: one of provider_secrets(), or by its name, such as HF_TOKEN or
+// AWS_SECRET_ACCESS_KEY. No worker reads one, so workers on this machine and ssh do not inherit them.
+bool is_credential(std::string_view variable);
 
 // ProviderKind::is_local; false for an unknown name.
 bool is_local_provider(std::string_view provider);
@@ -52,6 +55,10 @@ std::string join_with_or(const std::vector<std::string>& names);
 // ProviderKind::search and of parse_offers().
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question);
+
+// ProviderKind::bill by a provider's name; kNotFound if it has none. The options must outlive the function.
+std::function<Result<Bill>(const std::string& provider, double from_unix_s, double to_unix_s)> bill_reader(
+    const ProviderOptions& options);
 
 // For a host of any provider: ProviderKind::mapped_port and ProviderKind::own_instance.
 std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment);

@@ -56,7 +56,8 @@ bool is_refused(const CommandResult& result) {
                                            result.err.find("Host key verification failed") != std::string::npos);
 }
 
-// Functions for every script: `alive PID TICKS` tells whether the process with that start time still runs.
+// Functions for every script. `ticks PID` prints the start time in clock ticks: field 22 of /proc/PID/stat, the 20th
+// after the name. `alive PID TICKS` tells whether the process with that start time still runs.
 constexpr const char* kShellFunctions = R"sh(
 ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
 alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
@@ -194,7 +195,8 @@ struct SshProvider final : Provider {
     });
   }
 
-  // The script records the instance before it becomes the program, so there is no gap between the two.
+  // The script records the instance before it becomes the program, so there is no gap between the two. The command
+  // waits up to 2 s for the record, and prints it.
   void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
     std::vector<std::string> argv = spec.argv;
     argv[0] = spec.program_on_instance ? program : "./" + program;
@@ -291,6 +293,7 @@ struct SshProvider final : Provider {
     rented.erase(id);
     constexpr std::chrono::milliseconds kSleep{50};  // of the script's first loop
     const auto grace_sleeps = std::chrono::duration_cast<std::chrono::milliseconds>(grace) / kSleep;
+    // SIGTERM, SIGKILL after the grace, then up to 5 s for the end.
     run_on_host(*host,
                 fmt::format("p={} t={}\nif alive $p $t; then kill -TERM -$p; i=0\n"
                             "while alive $p $t && [ $i -lt {} ]; do sleep 0.05; i=$((i+1)); done\n"
@@ -368,6 +371,7 @@ struct SshProvider final : Provider {
 Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
   auto provider = std::make_unique<SshProvider>();
+  provider->commands.remove_all_credentials();  // ssh's own configuration may send variables to hosts (SendEnv)
   ConfigSection root = config.root();
   std::set<std::string> names;
   for (ConfigSection host_section : root.sections("hosts", "the hosts")) {

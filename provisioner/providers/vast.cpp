@@ -24,8 +24,10 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kOperation = "vast.ai";
 constexpr std::string_view kIdPrefix = "vast:";
-constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
-constexpr int kTriesMax = 7;
+constexpr std::size_t kLabelMax = 256, kCommandMax = 4096;  // characters; the service's limits
+constexpr std::size_t kTextMax = 200;                       // characters of the service's messages that are kept
+constexpr std::size_t kPagesMax = 2000;                     // of a listing
+constexpr int kTriesMax = 7;                                // of a request
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
 constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);  // when an instance ends itself
 constexpr double kUsdPerHourMax = 1e6;
@@ -161,7 +163,7 @@ Result<json> create_body(const LaunchSpec& spec) {
                {"onstart", shell},
                {"args", {"-c", command}},
                {"env", env},
-               {"cancel_unavail", true}};
+               {"cancel_unavail", true}};  // if the offer is taken: an error instead of a stopped instance
   if (spec.bid_usd_per_hour) body["price"] = *spec.bid_usd_per_hour;
   return body;
 }
@@ -313,8 +315,7 @@ struct VastProvider::Impl {
     silent_since.reset();
     if (refuses_key(answer)) {
       constexpr const char* kText =
-          "the key is refused: nothing can be rented or returned with it; put a valid one into VAST_API_KEY or "
-          "fleet.vast.key_file and start again with --resume";
+          "the key is refused: nothing can be rented or returned; start with a valid one and --resume";
       return set_trouble(Trouble::kKey, kText);
     }
     const bool is_good = answer.status == 200 && parse_json(answer.body).is_object();
@@ -322,9 +323,8 @@ struct VastProvider::Impl {
   }
 
   void report_no_credit() {
-    set_trouble(
-        Trouble::kCredit,
-        "the account has no credit left: nothing can be rented; running machines will be stopped by the service");
+    set_trouble(Trouble::kCredit,
+                "the account has no credit left: nothing can be rented, and vast.ai will stop the machines");
   }
 
   void read_account() {
@@ -388,6 +388,7 @@ struct VastProvider::Impl {
     }
     // A request with status 429 after all tries, or one that was never sent, has rented nothing.
     const bool refused_by_service = answer.status == 200 && field(object, "success") == json(false);
+    // After 408, a time-out, the result is unclear.
     const bool refused = refused_by_service || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
     if (refused || (answer.status == 0 && !answer.sent)) {
       const bool by_account = answer.status != 0 && (refuses_key(answer) || lacks_credit(answer));
@@ -400,7 +401,7 @@ struct VastProvider::Impl {
   }
 
   void on_started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
-    const double bid_usd = bids[label];
+    const double bid_usd = bids[label];  // 0: on demand
     bids.erase(label);
     Rented new_instance;
     new_instance.label = label;
@@ -672,10 +673,22 @@ struct VastProvider::Impl {
          });
   }
 
+  // Whether the answer says neither that the request succeeded nor what is wrong with it: a page of a proxy, or a
+  // failure of a request for which the service has no other refusal.
+  static bool is_empty_error(const Call& call, const HttpAnswer& answer) {
+    if (answer.status != 200) return false;
+    const json object = parse_json(answer.body);
+    if (!object.is_object()) return true;
+    const bool is_simple =
+        call.request.method == "GET" || (call.request.method == "DELETE" && call.request.body.empty());
+    return is_simple && field(object, "success") == json(false) && !says_unknown(answer) && !refuses_key(answer);
+  }
+
   // Returns whether to repeat a call, and sets its delay if so. A request that came too soon delays the whole endpoint.
   bool schedule_retry(RequestQueue& queue, Call& call, const HttpAnswer& answer) {
     const bool is_too_frequent = answer.status == 429, is_unsent = answer.status == 0 && !answer.sent;
-    const bool is_broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
+    const bool is_broken =
+        call.repeatable && (answer.status == 0 || answer.status >= 500 || is_empty_error(call, answer));
     if (!(is_too_frequent || is_unsent || is_broken) || ++call.tries >= kTriesMax) return false;
     if (!is_too_frequent && !std::exchange(failure_logged, true))
       log::warn("{}: {}; retrying", kOperation, message_of(answer));

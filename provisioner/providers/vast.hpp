@@ -14,6 +14,7 @@ inline constexpr const char* kVastUrl = "https://console.vast.ai";
 // Most creates that wait for the service's interval or its answer at a time. An answer takes up to half a minute, and a
 // create may leave every 4.5 s.
 inline constexpr std::size_t kVastStartsAtOnce = 8;
+inline constexpr double kComputeCapabilityScale = 100;  // the service writes a compute capability of 8.9 as 890
 inline constexpr const char* kVastKeyVariable = "VAST_API_KEY";
 // Tells a container the service's URL, if it is not the default one.
 inline constexpr const char* kVastUrlVariable = "ECHOLINE_VAST_URL";

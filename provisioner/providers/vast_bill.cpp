@@ -26,7 +26,7 @@ Result<json> get_object(HttpClient& client, const VastBillQuestion& question, co
   std::string why;
   Duration pause = question.pause;
   for (int i = 0; i < question.tries; ++i, pause *= 2) {
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause);  // before the first try too, because the service limits the rate of requests
     const HttpAnswer answer = client.ask({"GET", url, ""});
     json object = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     if (answer.status == 200 && object.is_object() && object.value("success", json(true)) != json(false)) return object;
@@ -34,6 +34,7 @@ Result<json> get_object(HttpClient& client, const VastBillQuestion& question, co
     const std::string& key = question.key;
     for (auto begin = why.find(key); !key.empty() && begin != std::string::npos; begin = why.find(key))
       why.replace(begin, key.size(), "...");  // the message must not show the key
+    // 200: a page of a proxy, or a failure for which the service has no status.
     const bool is_temporary =
         answer.status == 0 || answer.status == 200 || answer.status == 429 || answer.status >= 500;
     if (!is_temporary) break;

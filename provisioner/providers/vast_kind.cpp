@@ -107,13 +107,18 @@ const ProviderKind& vast_kind() {
       .make = make,
       .reports_phases = true,
       .starts_at_once = kVastStartsAtOnce,
-      .secrets = {kVastKeyVariable},
+      // A learner on a host of vast.ai has the second one, with which a local worker would end that host.
+      .secrets = {kVastKeyVariable, kKeyVariable},
       .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is sent to vast.ai only.",
       .read_settings = read_settings,
       .offers = OfferFormat{.name = kVastName,
                             .meaning = "the reply to a search of vast.ai",
                             .recognises = is_vast_reply,
-                            .read = read_vast},
+                            .read = [](std::string_view text, std::string_view name,
+                                       const OfferReadOptions& reading) -> Result<OfferList> {
+                              ECHO_ASSIGN(auto offers, read_vast(text, name, reading));
+                              return OfferList{.offers = std::move(offers), .format = {}};
+                            }},
       .search = search,
       .title = "vast.ai",
       .bill = bill,

@@ -31,6 +31,13 @@ enum class Field {
   kDownCost,
   kUpCostTb,
   kDownCostTb,
+  kMemoryMb,
+  kShareOfGpus,
+  kDiskGb,
+  kCudaMax,
+  kComputeCapability,
+  kOpenPorts,
+  kHostingType,
   kCount
 };
 
@@ -54,11 +61,18 @@ constexpr std::array<NumberField, static_cast<std::size_t>(Field::kCount)> kNumb
      {"inet_up_cost", 0, kUsdMax},
      {"inet_down_cost", 0, kUsdMax},
      {"internet_up_cost_per_tb", 0, kUsdMax},
-     {"internet_down_cost_per_tb", 0, kUsdMax}}};
+     {"internet_down_cost_per_tb", 0, kUsdMax},
+     {"cpu_ram", 0, 1e9},
+     {"gpu_frac", 0, 1},
+     {"disk_space", 0, 1e7},
+     {"cuda_max_good", 0, 99},
+     {"compute_cap", 0, 9900},
+     {"direct_port_count", -1, 65535},
+     {"hosting_type", -1e6, 1e6}}};
 
 struct RawOffer {
   std::array<std::optional<double>, static_cast<std::size_t>(Field::kCount)> numbers;
-  std::string id, machine, owner, gpu, place;
+  std::string id, machine, owner, gpu, place, verification;
   std::vector<int> gpu_ids;
   std::optional<bool> rentable, rented;
   const std::optional<double>& operator[](Field f) const { return numbers[static_cast<std::size_t>(f)]; }
@@ -79,6 +93,14 @@ Offer offer_of(const RawOffer& raw, const OfferReadOptions& reading) {
   if (const auto up = raw[Field::kUp]; up && *up > 0) o.up = BitRate::from_mbit_per_s(*up);
   if (const auto down = raw[Field::kDown]; down && *down > 0) o.down = BitRate::from_mbit_per_s(*down);
   o.reliability = raw[Field::kReliability2] ? raw[Field::kReliability2] : raw[Field::kReliability];
+  // The memory is the machine's; an offer gets its share of the GPUs of it.
+  if (raw[Field::kMemoryMb]) o.memory_gb = *raw[Field::kMemoryMb] / 1000 * raw[Field::kShareOfGpus].value_or(1);
+  o.disk_gb = raw[Field::kDiskGb];
+  o.cuda_max = raw[Field::kCudaMax];
+  if (raw[Field::kComputeCapability]) o.compute_capability = *raw[Field::kComputeCapability] / kComputeCapabilityScale;
+  if (const auto ports = raw[Field::kOpenPorts]) o.open_ports = static_cast<int>(std::max(0.0, *ports));
+  if (!raw.verification.empty()) o.verified = raw.verification == "verified";
+  if (raw[Field::kHostingType]) o.datacenter = *raw[Field::kHostingType] == 1;
   if (raw[Field::kDuration]) o.duration_max = from_seconds(*raw[Field::kDuration]);
   o.rentable = raw.rentable.value_or(true) && !raw.rented.value_or(false);
   o.dlperf = raw[Field::kDlperf];
@@ -123,12 +145,13 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 1 && (key_ == "error" || key_ == "msg"))
       error_text_ += (error_text_.empty() ? "" : ": ") + excerpt(value);
     if (!is_in_offer()) return true;
-    std::string* text = key_ == "gpu_name"      ? &current_.gpu
-                        : key_ == "geolocation" ? &current_.place
-                        : key_ == "id"          ? &current_.id
-                        : key_ == "machine_id"  ? &current_.machine
-                        : key_ == "host_id"     ? &current_.owner
-                                                : nullptr;
+    std::string* text = key_ == "gpu_name"       ? &current_.gpu
+                        : key_ == "geolocation"  ? &current_.place
+                        : key_ == "id"           ? &current_.id
+                        : key_ == "machine_id"   ? &current_.machine
+                        : key_ == "host_id"      ? &current_.owner
+                        : key_ == "verification" ? &current_.verification
+                                                 : nullptr;
     if (!text) {
       report_wrong_type(excerpt(value));
     } else if (value.size() > kOfferTextMax) {

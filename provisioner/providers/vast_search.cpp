@@ -1,6 +1,7 @@
 // Searches vast.ai's market; the provider's kind (vast_kind.cpp) calls it.
 #include "provisioner/providers/vast_search.hpp"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -47,6 +48,19 @@ std::string vast_search_body(const VastSearch& search, const PlanRequest& reques
   if (request.fleet.reliability_min && !request.fleet.assume.reliability)
     body["reliability"] = {{"gte", *request.fleet.reliability_min}};
   if (request.fleet.up_min && !request.fleet.assume.up) body["inet_up"] = {{"gte", request.fleet.up_min->mbit_per_s()}};
+  const OfferConditions& where = request.fleet.where;
+  if (!where.gpus.empty()) body["gpu_name"] = {{"in", where.gpus}};
+  if (where.gpu_count_min) body["num_gpus"]["gte"] = *where.gpu_count_min;
+  if (where.gpu_count_max) body["num_gpus"]["lte"] = *where.gpu_count_max;
+  if (where.verified) body["verified"] = {{"eq", true}};
+  if (where.datacenter) body["datacenter"] = {{"eq", true}};
+  if (where.open_ports_min) body["direct_port_count"] = {{"gte", *where.open_ports_min}};
+  if (request.cuda_min) body["cuda_max_good"] = {{"gte", *request.cuda_min}};
+  if (where.compute_capability_min)
+    body["compute_cap"] = {{"gte", std::lround(*where.compute_capability_min * kComputeCapabilityScale)}};
+  if (where.down_min && !request.fleet.assume.down) body["inet_down"] = {{"gte", where.down_min->mbit_per_s()}};
+  if (where.upload_usd_per_gb_max) body["inet_up_cost"] = {{"lte", *where.upload_usd_per_gb_max}};
+  if (where.download_usd_per_gb_max) body["inet_down_cost"] = {{"lte", *where.download_usd_per_gb_max}};
   if (request.fleet.duration_min && !request.fleet.assume.duration)
     body["duration"] = {{"gte", seconds(*request.fleet.duration_min)}};
   return body.dump();

@@ -45,8 +45,9 @@ class DownTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
   Ledger open() { return std::move(Ledger::open(folder / "ledger.sqlite", "run")).value(); }
-  DownReport down(Ledger& ledger, bool absent_is_gone = false) {
+  DownReport down(Ledger& ledger, bool absent_is_gone = false, const Bill& bill = {}) {
     DownOptions options;
+    options.bill = [&](const std::string&, double, double) { return Result<Bill>(bill); };
     options.provider = [&](const std::string&) { return Result<std::unique_ptr<Provider>>(vast(server.url())); };
     options.providers = {"vast"};
     options.absent_is_gone = absent_is_gone;
@@ -181,6 +182,36 @@ TEST_F(DownTest, AnAccountWithoutAnyRentalMayBeTheWrongOne) {
   running(ledger, "2");
   server.remove(2);
   EXPECT_TRUE(down(ledger, true).problems.empty());
+}
+
+// After the hosts have ended all instances of a killed learner, the account's bill shows that it is the right one.
+TEST_F(DownTest, AnAccountWhoseBillHasAnInstanceIsTheRightOne) {
+  Ledger ledger = open();
+  running(ledger, "1");
+  running(ledger, "2");
+  server.remove(1);
+  server.remove(2);
+  EXPECT_THAT(down(ledger).problems, testing::ElementsAre(HasSubstr("--gone")));
+  EXPECT_EQ(open_rows(ledger), 2u);
+  running(ledger, "3");
+  server.remove(3);
+  Bill bill;
+  bill.charges.push_back({.instance = {"vast:3"}, .day_unix_s = 0, .usd = 1, .usd_rent = 1, .usd_traffic = 0});
+  EXPECT_THAT(down(ledger, false, bill).problems, testing::IsEmpty());
+  EXPECT_EQ(open_rows(ledger), 0u);
+}
+
+// A host has ended its instance after the learner was killed. The user runs `down` days later.
+TEST_F(DownTest, AnInstanceThatEndedUnwatchedCostsUntilItsLastSignOfLife) {
+  Ledger ledger = open();
+  const LedgerRow row = running(ledger, "1");
+  clock.advance(std::chrono::hours(1));
+  const std::array<LedgerSignOfLife, 1> signs{LedgerSignOfLife{.row = row.id, .uploaded = {}, .downloaded = {}}};
+  ASSERT_TRUE(ledger.record_signs_of_life(signs, clock.unix_seconds()));
+  server.remove(1);
+  clock.advance(std::chrono::hours(48));
+  EXPECT_TRUE(down(ledger, true).problems.empty());
+  EXPECT_NEAR(ledger.rows()->front().usd(clock.unix_seconds()), row.usd_per_hour, 1e-6);
 }
 
 TEST_F(DownTest, AKeyThatIsRefusedLeavesTheLedgerAsItIs) {

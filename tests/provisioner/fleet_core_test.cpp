@@ -496,6 +496,18 @@ TEST_F(Fleet, AGoneMachineOfAnEarlierProcessIsBookedAndReplaced) {
   EXPECT_THAT(rented, ElementsAre("a", "b"));
 }
 
+// The learner was killed before it asked for the machine, or before it was answered. The end of a resumed run waits for
+// it only as long as listings may be late.
+TEST_F(Fleet, AMachineThatAnEarlierProcessMayHaveRequestedIsGivenUpAfterAMinute) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
+  notify(fleet::Recovered{71, offer("c", 60, 0.1), {}});
+  const auto list_nothing = [&](int) { notify(fleet::Found{.ticket = 71, .instance = {}, .certain = false}); };
+  pass(seconds(55), list_nothing);
+  EXPECT_THAT(ended, IsEmpty());
+  pass(seconds(10), list_nothing);
+  EXPECT_THAT(ended, ElementsAre(71));
+}
+
 TEST_F(Fleet, ASlowerHostThanPromisedIsCompensatedAndDemoted) {
   rules.fleet.usd_per_hour_max = 10;
   make({offer("liar", 60, 0.1, "h1"), offer("b", 60, 0.2), offer("c", 60, 0.3), offer("liar2", 90, 0.1, "h1")},

@@ -68,6 +68,27 @@ TEST_F(Fleet, ALossDoesNotOpenTheWholeGapToDearMachines) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
+// In a large fleet, some replacement is always on its way.
+TEST_F(Fleet, AReplacementOnItsWayDoesNotHideThatTheFleetIsTooSmall) {
+  rules.fleet.headroom = 0.5;
+  rules.fleet.usd_per_hour_max = 10;
+  rules.fleet.join_timeout = minutes(60);
+  std::vector<FleetOffer> offers;
+  for (char name = 'a'; name <= 'f'; ++name) offers.push_back(offer(std::string(1, name), 40, 0.1));
+  make(offers, {"a", "b", "c", "d"});
+  set_learner_waiting(false);
+  const auto generate_slowly = submit_every_second({"a", "b", "c", "d"}, 26);
+  pass(minutes(6), generate_slowly);
+  auto_join = false;
+  notify(fleet::Exited{tickets["d"], "gone"});
+  pass(minutes(2), generate_slowly);
+  ASSERT_THAT(noted("replaced"), ElementsAre("e"));
+  ASSERT_THAT(noted("added"), IsEmpty());
+  set_learner_waiting(true);
+  pass(minutes(2), generate_slowly);
+  EXPECT_THAT(noted("added"), ElementsAre("f"));
+}
+
 TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
   rules.fleet.replace_lost = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});

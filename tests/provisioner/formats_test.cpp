@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "base/files.hpp"
@@ -14,6 +15,7 @@
 namespace echoline::provisioner {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -147,7 +149,8 @@ TEST(SkyPilotCatalogue, StatesPricesByRegionAndNeitherLinksNorTraffic) {
   EXPECT_FALSE(o.reliability);
   EXPECT_EQ(list->offers[2].place, "eu-north-1");
   EXPECT_FALSE(list->offers[2].gpu_usd_per_hour);
-  EXPECT_FALSE(list->offers[2].vram_gb);
+  EXPECT_NEAR(*list->offers[2].vram_gb, 25.77, 0.01) << "that of any A10G";
+  EXPECT_EQ(o.cloud, "");
 }
 
 TEST(SkyPilotCatalogue, MistakesHaveTheirLine) {
@@ -161,6 +164,92 @@ TEST(SkyPilotCatalogue, MistakesHaveTheirLine) {
   EXPECT_THAT(problems(head + std::string(10'000'000, 'a') + ",L4,1,1,x\n"), HasSubstr("at most 65536"));
   EXPECT_THAT(problems("InstanceType,AcceleratorName\n"), HasSubstr("'acceleratorcount' is missing"));
   EXPECT_THAT(problems(head + std::string(300, ',') + "\n"), HasSubstr("columns"));
+}
+
+TEST(SkyPilotCatalogue, ARowThatCannotBeUsedIsNamedAndTheOthersAreUsed) {
+  const auto list = parsed(
+      "InstanceType,AcceleratorName,AcceleratorCount,Price,Region\n"
+      "a,L4,1,0.5,x\nb,L4,1,-3,x\nc,L4,1\nd,L4,2,1,x\ne,Abacus,2,1,x\nf,\"L4\n");
+  ASSERT_TRUE(list) << list.error().message();
+  ASSERT_EQ(list->offers.size(), 3u);
+  EXPECT_EQ(list->offers[1].id, "d@x#1");
+  EXPECT_THAT(list->notes,
+              ElementsAre(HasSubstr("line 3: price: expected a number of 0 to 1000000000000, found '-3'"),
+                          HasSubstr("line 4: expected 5 fields, found 3"), HasSubstr("line 7: a quoted field"),
+                          AllOf(HasSubstr("memory of these GPUs is unknown"), HasSubstr(": Abacus"))));
+}
+
+// Excerpts of what SkyPilot publishes; tests/provisioner/catalogues/README.md has their versions.
+class RealCatalogue : public testing::Test {
+ protected:
+  static OfferList load(const std::string& cloud) {
+    auto list = load_offers("tests/provisioner/catalogues/" + cloud + "/vms.csv");
+    EXPECT_TRUE(list) << list.error().message();
+    if (!list) return {};
+    EXPECT_EQ(list->format, "skypilot");
+    for (const Offer& offer : list->offers) EXPECT_EQ(offer.cloud, cloud);
+    return std::move(*list);
+  }
+  // GiB of each offer's GPU, rounded.
+  static std::vector<int> gib(const OfferList& list) {
+    std::vector<int> sizes;
+    for (const Offer& offer : list.offers)
+      sizes.push_back(static_cast<int>(std::lround(offer.vram_gb.value_or(0) / 1.073741824)));
+    return sizes;
+  }
+};
+
+TEST_F(RealCatalogue, MemoryIsThatOfOneGpuInEveryFile) {
+  EXPECT_THAT(gib(load("aws")), ElementsAre(80, 80, 80, 80));
+  EXPECT_THAT(gib(load("lambda")), ElementsAre(16, 48, 48));
+  EXPECT_THAT(gib(load("nebius")), ElementsAre(80, 80, 48, 180));
+  EXPECT_THAT(gib(load("primeintellect")), ElementsAre(80, 80, 80, 180));
+  EXPECT_THAT(gib(load("runpod")), ElementsAre(80, 80));
+  EXPECT_THAT(gib(load("vast")), ElementsAre(140, 140, 94, 32, 48, 16, 40, 6));
+}
+
+TEST_F(RealCatalogue, APriceThatStandsForNoneIsNoBid) {
+  for (const char* cloud : {"vast", "primeintellect"}) {
+    const OfferList list = load(cloud);
+    EXPECT_THAT(list.notes, testing::IsEmpty()) << cloud;
+    for (const Offer& offer : list.offers) {
+      EXPECT_FALSE(offer.bid_usd_per_hour_min) << offer.id;
+      EXPECT_GT(offer.gpu_usd_per_hour.value_or(0), 0) << offer.id;
+    }
+  }
+  const OfferList nebius = load("nebius");
+  ASSERT_EQ(nebius.offers.size(), 4u);
+  EXPECT_EQ(nebius.offers[1].bid_usd_per_hour_min, 10.0);
+  EXPECT_FALSE(nebius.offers[2].bid_usd_per_hour_min);
+}
+
+TEST_F(RealCatalogue, NamesWhatIsRented) {
+  const OfferList aws = load("aws");
+  ASSERT_EQ(aws.offers.size(), 4u);
+  EXPECT_EQ(aws.offers[1].machine_type, "p5.48xlarge");
+  EXPECT_EQ(aws.offers[1].region, "us-east-1");
+  EXPECT_EQ(aws.offers[1].zone, "use1-az2");
+  EXPECT_EQ(aws.offers[1].place, "use1-az2");
+  const OfferList vast = load("vast");
+  EXPECT_EQ(vast.offers.at(0).region, "France, FR, EU");
+  EXPECT_EQ(vast.offers.at(0).zone, "");
+  EXPECT_EQ(vast.offers.at(0).place, "France, FR, EU");
+}
+
+// A machine of Google Cloud costs its own price and that of its GPUs.
+TEST_F(RealCatalogue, GpusWithoutTheirMachineHaveNoPrice) {
+  const OfferList gcp = load("gcp");
+  EXPECT_TRUE(gcp.offers.empty());
+  EXPECT_THAT(gcp.notes, ElementsAre(HasSubstr("the price of their machine is not stated: T4, tpu-v6e-16")));
+  auto text = *read_file("tests/provisioner/catalogues/gcp/vms.csv");
+  text += ",,,A100,1,,us-central1,us-central1-a,2,1\n,,,H100,1,,us-central1,us-central1-b,2,1\n";
+  const auto list = parse_offers(text, "gcp/vms.csv");
+  ASSERT_TRUE(list) << list.error().message();
+  ASSERT_EQ(list->offers.size(), 1u) << "the machine of the H100 is not sold in its zone";
+  EXPECT_EQ(list->offers[0].machine_type, "a2-highgpu-1g");
+  EXPECT_NEAR(*list->offers[0].gpu_usd_per_hour, 2.73948, 1e-9);
+  EXPECT_NEAR(*list->offers[0].bid_usd_per_hour_min, 1.36975, 1e-9);
+  EXPECT_NEAR(*list->offers[0].vram_gb, 42.95, 0.01);
 }
 
 TEST(Formats, OurOwnIsYamlOrJsonOfAnySizeAndAnOptionOverrides) {
@@ -186,7 +275,8 @@ TEST(Formats, MutatedFilesAreReadOrRefused) {
   Random random(77);
   const std::string own = *read_file("configs/offers/quickstart.json");
   const std::string profile = *read_file("configs/profiles/gpus.yaml");
-  for (const std::string& original : {std::string(kReply), std::string(kCatalogue), own, profile}) {
+  const std::string gcp = *read_file("tests/provisioner/catalogues/gcp/vms.csv");
+  for (const std::string& original : {std::string(kReply), std::string(kCatalogue), gcp, own, profile}) {
     for (int round = 0; round < 150; ++round) {
       std::string text = original.substr(0, 4000);
       for (std::uint64_t k = random.below(6); k > 0; --k) {
@@ -240,14 +330,14 @@ TEST(Throughput, AProfileIsReadBetweenItsSizesAndCarefullyBeyond) {
     EXPECT_EQ(rate->uncertainty, uncertainty);
     EXPECT_EQ(rate->from, from);
   };
-  expect(p.rate_of_gpu("NVIDIA GeForce RTX_4090", 1e9), 4000, 0.3, "a laboratory");
-  expect(p.rate_of_gpu("a", 2e9), 2000, 0.3, "another");
-  expect(p.rate_of_gpu("a", 4.8e9), 1000 / 1.2, 0.3, "another");
-  expect(p.rate_of_gpu("a", 8e9), 500, 0.6, "another");
-  expect(p.rate_of_gpu("a", 1e6), 4000, 0.6, "a laboratory");
-  EXPECT_FALSE(p.rate_of_gpu("C", 1e9));
-  expect(p.rate_at_dlperf(5, 1e9), 2000, 0.5, "A x 5/10 by dlperf (a laboratory)");
-  expect(p.rate_at_dlperf(5, 1e6), 2000, 0.6, "A x 5/10 by dlperf (a laboratory)");
+  expect(p.engine_rate("NVIDIA GeForce RTX_4090", {1e9, 100}), 4000, 0.3, "a laboratory");
+  expect(p.engine_rate("a", {2e9, 100}), 2000, 0.3, "another");
+  expect(p.engine_rate("a", {4.8e9, 100}), 1000 / 1.2, 0.3, "another");
+  expect(p.engine_rate("a", {8e9, 100}), 500, 0.6, "another");
+  expect(p.engine_rate("a", {1e6, 100}), 4000, 0.6, "a laboratory");
+  EXPECT_FALSE(p.engine_rate("C", {1e9, 100}));
+  expect(p.engine_rate_at_dlperf(5, {1e9, 100}), 2000, 0.5, "A x 5/10 by dlperf (a laboratory)");
+  expect(p.engine_rate_at_dlperf(5, {1e6, 100}), 2000, 0.6, "A x 5/10 by dlperf (a laboratory)");
   const auto broken = [](const std::string& from, const std::string& to) {
     std::string text = kSmallProfile;
     text.replace(text.find(from), from.size(), to);
@@ -395,28 +485,116 @@ TEST(Throughput, AnEngineOnACpuIsNotPricedAsOneOnAGpu) {
   EXPECT_DOUBLE_EQ(offers[0].rollouts_per_s, 0.1) << "whatever its GPUs are";
   const auto shipped = ThroughputProfile::load("configs/profiles/gpus.yaml");
   ASSERT_TRUE(shipped) << shipped.error().message();
-  EXPECT_LT(shipped->rate_of_gpu(ThroughputProfile::kCpu, 8.2e9, "builtin")->tokens_per_s, 20);
-  EXPECT_GT(shipped->rate_of_gpu("H100", 8.2e9)->tokens_per_s, 2000);
-  EXPECT_FALSE(shipped->rate_of_gpu(ThroughputProfile::kCpu, 8.2e9)) << "vLLM has no such figure";
+  EXPECT_LT(shipped->engine_rate(ThroughputProfile::kCpu, {8.2e9, 300, on_cpu})->tokens_per_s, 20);
+  EXPECT_GT(shipped->engine_rate("H100", {8.2e9, 300})->tokens_per_s, 2000);
+  EXPECT_FALSE(shipped->engine_rate(ThroughputProfile::kCpu, {8.2e9, 300})) << "vLLM has no such figure";
 }
 
-TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {
-  const auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
-  ASSERT_TRUE(profile) << profile.error().message();
-  for (const char* gpu :
-       {"RTX 3090", "RTX 4090", "RTX 5090", "A40", "RTX A6000", "A100 SXM4", "H100 PCIE", "H100 SXM", "H200"}) {
+ThroughputProfile shipped_profile() {
+  auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
+  EXPECT_TRUE(profile) << profile.error().message();
+  return std::move(*profile);
+}
+
+TEST(Throughput, TheBuiltInProfileDescribesTheGpusOfMarkets) {
+  const ThroughputProfile profile = shipped_profile();
+  for (const char* gpu : {"RTX 3090", "RTX 4090", "RTX 5090", "A40", "RTX A6000", "A100 SXM4", "H100 PCIE", "H100 SXM",
+                          "H200", "L4", "L40S", "RTX 6000Ada", "RTX PRO 6000 WS", "B200"}) {
     double last = 1e9;
-    for (const double billions : {8.0, 14.0, 32.0}) {
-      const auto rate = profile->rate_of_gpu(gpu, billions * 1e9);
+    for (const double billions : {0.6, 1.7, 8.0, 14.0, 32.0}) {
+      const auto rate = profile.engine_rate(gpu, {billions * 1e9, 300});
       ASSERT_TRUE(rate) << gpu;
       EXPECT_LT(rate->tokens_per_s, last) << gpu;
       EXPECT_GE(rate->uncertainty, 0.4);
-      EXPECT_FALSE(rate->from.empty());
+      EXPECT_THAT(rate->from, HasSubstr("data sheet"));
       last = rate->tokens_per_s;
     }
   }
-  EXPECT_FALSE(profile->rate_of_gpu("Tesla T4", 8e9)) << "no published figure";
-  EXPECT_EQ(profile->rate_at_dlperf(30, 8e9)->uncertainty, 0.5);
+  EXPECT_FALSE(profile.engine_rate("Tesla T4", {8e9, 300})) << "has no bf16";
+  EXPECT_EQ(profile.engine_rate_at_dlperf(30, {8e9, 300})->uncertainty, 0.5);
+  const auto rate = [&](const char* gpu) { return profile.engine_rate(gpu, {8e9, 500})->tokens_per_s; };
+  EXPECT_GT(rate("RTX PRO 6000 WS"), rate("RTX A6000"));
+  EXPECT_GT(rate("L40S"), 2 * rate("L4"));
+  EXPECT_GT(rate("B200"), rate("H200"));
+}
+
+// The differences that configs/profiles/gpus.yaml and docs/explanation/throughput.md state.
+TEST(Throughput, ComputedRatesDifferFromPublishedOnesAsStated) {
+  const ThroughputProfile profile = shipped_profile();
+  std::vector<double> differences;
+  for (const auto& [name, gpu] : profile.gpus()) {
+    if (!gpu.data || name.second != ThroughputProfile::kVllm || name.first == "a6000" || name.first == "rtxpro6000s" ||
+        name.first == "h100" || name.first == "a10080gb" || name.first == "h200sxm")
+      continue;  // a second name of a GPU
+    for (const ThroughputProfile::Figure& figure : gpu.figures) {
+      const double computed = engine_tokens_per_s(*gpu.data, figure.load, profile.shares().at(name.second));
+      differences.push_back(std::expm1(std::abs(std::log(figure.tokens_per_s / computed))));
+    }
+  }
+  ASSERT_EQ(differences.size(), 26u);
+  std::sort(differences.begin(), differences.end());
+  EXPECT_NEAR(differences[13], 0.175, 0.005);
+  EXPECT_NEAR(differences[20], 0.37, 0.005);
+  EXPECT_NEAR(differences[25], 0.645, 0.005);
+}
+
+// By hand: 2 GB of weights take 2 ms at 1 TB/s, and 100 sequences of 0.5 MB 0.05 ms. Their 200e9 operations take 1 ms,
+// and the step has 1 ms more.
+TEST(Throughput, AStepReadsWeightsAndCacheAndMultipliesThem) {
+  const GpuData gpu{.memory_bytes = 40e9, .bytes_per_s = 1e12, .flops = 200e12};
+  const EngineShares shares{.bandwidth = 1, .compute = 1, .step_overhead = std::chrono::milliseconds(1)};
+  EngineLoad load{.parameters = 1e9, .kv_bytes_per_token = 1e4, .response_tokens = 100, .sequences_max = 100};
+  EXPECT_NEAR(engine_tokens_per_s(gpu, load, shares), 100 / 0.00405, 1e-3);
+  EXPECT_NEAR(engine_tokens_per_s(gpu.times(2), load, shares), 100 / 0.002525, 1e-3);
+  load.prompt_tokens = 100;  // as many operations again, and 0.1 ms more of reading
+  EXPECT_NEAR(engine_tokens_per_s(gpu, load, shares), 100 / 0.00515, 1e-3);
+  load.kv_bytes_per_token = 1e7;  // 1.5 GB a sequence, of 32 GB
+  EXPECT_NEAR(sequences_in_memory(gpu, load), 32 / 1.5, 1e-9);
+  load.parameters = 30e9;
+  EXPECT_EQ(sequences_in_memory(gpu, load), 1) << "the plan leaves such machines out, by their memory";
+}
+
+TEST(Throughput, PublishedFiguresCorrectTheComputedRate) {
+  const std::string text = R"(schema_version: 2
+uncertainty: {measured: 0.3, beyond: 0.6}
+engine_shares: {vllm: {bandwidth: 1, compute: 1, step_overhead: 0 s},
+                builtin: {bandwidth: 0.5, compute: 0.5, step_overhead: 0 s}}
+sources: {here: a laboratory}
+gpus:
+  - {names: [A], memory_gb: 20, bandwidth_gb_per_s: 1000, tflops: 100}
+  - names: [B]
+    memory_gb: 20
+    bandwidth_gb_per_s: 1000
+    tflops: 100
+    measured: [{billions: 1, kv_kib_per_token: 1, at_once: 100, prompt_tokens: 0, response_tokens: 100,
+                tokens_per_s: 12500, source: here}]
+)";
+  const auto profile = ThroughputProfile::parse(text, "profile");
+  ASSERT_TRUE(profile) << profile.error().message();
+  Workload work{.parameters = 1e9, .tokens_per_rollout = 100, .kv_bytes_per_token = 1024, .sequences_at_once_max = 100};
+  const auto computed = profile->engine_rate("A", work), corrected = profile->engine_rate("B", work);
+  ASSERT_TRUE(computed && corrected);
+  EXPECT_EQ(computed->uncertainty, 0.6);
+  EXPECT_EQ(corrected->uncertainty, 0.3);
+  // About half of the computed rate was measured. The computed one counts as much as one measurement.
+  EXPECT_NEAR(corrected->tokens_per_s, std::sqrt(12500 * computed->tokens_per_s), 1);
+  work.engines.gpus_per_engine = 2;
+  EXPECT_GT(profile->engine_rate("A", work)->tokens_per_s, 1.9 * computed->tokens_per_s);
+  const auto builtin = profile->engine_rate("B", {1e9, 100, {.name = "builtin"}, 1024, 100});
+  ASSERT_TRUE(builtin);
+  EXPECT_NEAR(builtin->tokens_per_s, computed->tokens_per_s / 2, 1) << "by its own shares; the figure is of vLLM";
+  EXPECT_EQ(builtin->uncertainty, 0.6);
+  const auto without = [&](const std::string& part) {
+    std::string broken = text;
+    broken.erase(broken.find(part), part.size());
+    const auto read = ThroughputProfile::parse(broken, "profile");
+    EXPECT_FALSE(read) << part;
+    return read ? "" : read.error().detail;
+  };
+  EXPECT_THAT(without("vllm: {bandwidth: 1, compute: 1, step_overhead: 0 s},"),
+              HasSubstr("expected this engine in the file's engine_shares"));
+  EXPECT_THAT(without("at_once: 100, "), HasSubstr("at_once"));
+  EXPECT_THAT(without("memory_gb: 20, "), HasSubstr("memory_gb"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <thread>
 
@@ -25,26 +26,25 @@ class HostGuard : public testing::Test {
     ASSERT_EQ(::pipe(worker_pid_), 0);
   }
   // Starts a host: a supervisor whose worker runs `work`. Returns when the worker has begun.
-  void start(Duration silence_max, const std::function<int(const std::function<void()>& on_contact)>& work) {
+  void start(Duration silence_max, const std::function<int(const GuardedWorker&)>& work) {
     supervisor = ::fork();
     if (supervisor == 0) {
-      static std::atomic<bool> stop = false;
-      std::signal(SIGTERM, [](int) { stop = true; });
+      std::signal(SIGTERM, [](int) { told = true; });
       HostGuardOptions options;
       options.silence_max = silence_max;
       options.retry_pause = milliseconds(50);
       options.end_instance = [this] { return end_own_vast_instance(server.url(), VastServer::kKey, "4321"); };
-      std::function<void()> on_contact;
-      if (const auto code = guard_host(options, stop, on_contact)) ::_exit(*code);
+      GuardedWorker guarded;
+      if (const auto code = guard_host(options, told, guarded)) ::_exit(*code);
       const pid_t pid = ::getpid();
       if (::write(worker_pid_[1], &pid, sizeof pid) != sizeof pid) ::_exit(126);
-      ::_exit(work(on_contact));
+      ::_exit(work(guarded));
     }
     ASSERT_EQ(::read(worker_pid_[0], &worker, sizeof worker), static_cast<ssize_t>(sizeof worker));
   }
-  static int work_for_ever(const std::function<void()>& on_contact) {
+  static int work_for_ever(const GuardedWorker& guarded) {
     while (true) {
-      on_contact();
+      guarded.on_contact();
       std::this_thread::sleep_for(milliseconds(20));
     }
   }
@@ -61,6 +61,8 @@ class HostGuard : public testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
+  // SIGTERM arrived. The worker inherits the handler, so that no signal can come before it.
+  static inline std::atomic<bool> told = false;
   VastServer server;
   pid_t supervisor = -1, worker = -1;
   int worker_pid_[2] = {-1, -1};
@@ -75,7 +77,7 @@ TEST_F(HostGuard, AKilledWorkerEndsTheInstanceInSpiteOfFaults) {
 }
 
 TEST_F(HostGuard, AWorkerThatEndsEndsTheInstance) {
-  start(std::chrono::minutes(10), [](const std::function<void()>&) { return 3; });
+  start(std::chrono::minutes(10), [](const GuardedWorker&) { return 3; });
   EXPECT_TRUE(is_ended());
   EXPECT_EQ(exit_code(), 3);
 }
@@ -92,9 +94,7 @@ TEST_F(HostGuard, AFrozenWorkerIsKilledAndTheInstanceEnded) {
 
 // A container that was outbid may come back, so its end is left to the sender of the signal.
 TEST_F(HostGuard, SigtermIsPassedOnAndTheInstanceStays) {
-  start(std::chrono::minutes(10), [](const std::function<void()>&) {
-    static std::atomic<bool> told = false;
-    std::signal(SIGTERM, [](int) { told = true; });
+  start(std::chrono::minutes(10), [](const GuardedWorker&) {
     while (!told) std::this_thread::sleep_for(milliseconds(10));
     return 0;
   });
@@ -103,9 +103,32 @@ TEST_F(HostGuard, SigtermIsPassedOnAndTheInstanceStays) {
   EXPECT_FALSE(server.rented().empty());
 }
 
+// The worker then ends the instance itself.
+TEST_F(HostGuard, AWorkerNoticesThatItsSupervisorWasStoppedOrKilled) {
+  for (const int signal : {0, SIGSTOP, SIGKILL}) {
+    SCOPED_TRACE(signal);
+    int answer[2];
+    ASSERT_EQ(::pipe(answer), 0);
+    start(std::chrono::minutes(10), [&](const GuardedWorker& guarded) {
+      char go = 0;
+      (void)!::read(answer[0], &go, 1);
+      const char has_guard = guarded.has_guard() ? 'y' : 'n';
+      (void)!::write(worker_pid_[1], &has_guard, 1);
+      return 0;
+    });
+    ASSERT_EQ(::kill(supervisor, signal), 0);  // signal 0 does nothing
+    ASSERT_EQ(::write(answer[1], "g", 1), 1);
+    char has_guard = 0;
+    ASSERT_EQ(::read(worker_pid_[0], &has_guard, 1), 1);
+    EXPECT_EQ(has_guard, signal == 0 ? 'y' : 'n');
+    ::kill(supervisor, SIGCONT);
+    ::waitpid(supervisor, nullptr, 0);
+  }
+}
+
 TEST_F(HostGuard, TriesUntilTheServiceConfirms) {
   server.fault({.kind = "destroy", .status = 403, .body = "no", .times = 4});
-  start(std::chrono::minutes(10), [](const std::function<void()>&) { return 0; });
+  start(std::chrono::minutes(10), [](const GuardedWorker&) { return 0; });
   EXPECT_TRUE(is_ended());
   EXPECT_EQ(exit_code(), 0);
   EXPECT_GE(server.count("destroy"), 5);

@@ -139,7 +139,7 @@ TEST_F(LargeFleet, TheLastListingFindsAnUnknownMachine) {
   EXPECT_EQ(open_rows(), 0u);
 }
 
-// Prints the rows of docs/provisioning.md: --gtest_also_run_disabled_tests --gtest_filter=*TimesOfStartAndEnd*
+// Prints the rows of docs/explanation/rented-hosts.md, which has the command.
 TEST_F(LargeFleet, DISABLED_TimesOfStartAndEnd) {
   constexpr int kSlowSpeed = 40;  // so that delays of this machine count little
   const FastClock slow_clock{kSlowSpeed};
@@ -148,6 +148,7 @@ TEST_F(LargeFleet, DISABLED_TimesOfStartAndEnd) {
     for (const double faults : {0.0, 0.1}) {
       std::filesystem::remove(ledger_file());
       FleetOptions o = vast_fleet_options(slow_clock, server.url(), ledger_file(), machines, machines + 20);
+      o.plan.request.fleet.pull_timeout = std::chrono::hours(2);  // because no worker joins
       server.fail_randomly(faults, 11);
       const TimePoint begin = slow_clock.now();
       auto fleet = FleetDriver::start(std::move(o));

@@ -20,7 +20,8 @@ constexpr std::string_view kFull = R"({"schema_version": 1, "offers": [
   {"id": "a", "provider": "local", "host": "h1", "gpu": "RTX 4090", "gpu_count": 2, "vram_gb": 24, "place": "SE",
    "up_mbit_per_s": 50, "down_mbit_per_s": 500.5, "reliability": 0.99, "duration_days_max": 2,
    "rollouts_per_s": 61.5, "rollouts_source": "measured", "gpu_usd_per_hour": 0.3, "storage_usd_per_hour": 0.01,
-   "upload_usd_per_gb": 0.02, "download_usd_per_gb": 0}
+   "upload_usd_per_gb": 0.02, "download_usd_per_gb": 0, "cloud": "aws", "region": "eu-north-1", "zone": "eun1-az1",
+   "machine_type": "g6.xlarge"}
 ]})";
 
 std::string offer(const std::string& id, const std::string& more) {
@@ -73,6 +74,7 @@ TEST(ParseOffers, EveryField) {
   EXPECT_EQ(o.gpu_count, 2);
   EXPECT_EQ(o.vram_gb, 24);
   EXPECT_EQ(o.place, "SE");
+  EXPECT_EQ(o.cloud + o.region + o.zone + o.machine_type, "awseu-north-1eun1-az1g6.xlarge");
   EXPECT_DOUBLE_EQ(o.up->mbit_per_s(), 50);
   EXPECT_DOUBLE_EQ(o.down->mbit_per_s(), 500.5);
   EXPECT_EQ(o.reliability, 0.99);

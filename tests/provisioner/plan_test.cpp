@@ -865,6 +865,25 @@ TEST(Output, APlanReadsBackToTheSame) {
   }
 }
 
+// A run of an earlier version resumes with its plan, whose offers have fewer keys.
+TEST(Output, APlanOfAnEarlierVersionIsRead) {
+  auto offers = quickstart_offers();
+  ASSERT_TRUE(offers);
+  offers->front().cloud = "aws";
+  offers->front().machine_type = "p5.48xlarge";
+  nlohmann::json json = planned(quickstart(), *offers).to_json();
+  const auto now = Plan::from_json(json);
+  ASSERT_TRUE(now) << now.error().message();
+  EXPECT_TRUE(std::any_of(now->rows.begin(), now->rows.end(), [](const PlanRow& row) {
+    return row.offer.cloud == "aws" && row.offer.machine_type == "p5.48xlarge";
+  }));
+  for (auto& offer : json["offers"])
+    for (const char* key : {"cloud", "region", "zone", "machine_type"}) offer.erase(key);
+  const auto earlier = Plan::from_json(json);
+  ASSERT_TRUE(earlier) << earlier.error().message();
+  EXPECT_EQ(earlier->rows.front().offer.cloud, "");
+}
+
 TEST(Output, AChangedPlanIsRefusedWithThePlaceOfTheMistake) {
   const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);

@@ -78,6 +78,121 @@ TEST(VastSearch, AsksForRentableOffersAndWaitsAsTheServiceAsks) {
   EXPECT_EQ(asked["order"][0][0], "dlperf_per_dphtotal");
 }
 
+TEST(VastSearch, ConditionsHaveTheServicesNamesAndUnits) {
+  PlanRequest request;
+  OfferConditions& where = request.fleet.where;
+  where.gpus = {"RTX 4090", "RTX 5090"};
+  where.gpu_count_min = 1;
+  where.gpu_count_max = 2;
+  where.verified = where.datacenter = true;
+  where.open_ports_min = 2;
+  where.compute_capability_min = 8.9;
+  where.down_min = BitRate::from_mbit_per_s(500);
+  where.upload_usd_per_gb_max = 0.005;
+  where.download_usd_per_gb_max = 0.002;
+  request.cuda_min = 12.8;
+  request.fleet.disk = Bytes{40'000'000'000};
+  const auto body = nlohmann::json::parse(vast_search_body({.disk = request.fleet.disk}, request));
+  EXPECT_EQ(body["gpu_name"], nlohmann::json::parse(R"({"in": ["RTX 4090", "RTX 5090"]})"));
+  EXPECT_EQ(body["num_gpus"], nlohmann::json::parse(R"({"gte": 1, "lte": 2})"));
+  EXPECT_EQ(body["verified"]["eq"], true);
+  EXPECT_EQ(body["datacenter"]["eq"], true);
+  EXPECT_EQ(body["direct_port_count"]["gte"], 2);
+  EXPECT_EQ(body["cuda_max_good"]["gte"], 12.8);
+  EXPECT_EQ(body["compute_cap"]["gte"], 890);
+  EXPECT_EQ(body["inet_down"]["gte"], 500);
+  EXPECT_EQ(body["inet_up_cost"]["lte"], 0.005);
+  EXPECT_EQ(body["inet_down_cost"]["lte"], 0.002);
+  EXPECT_EQ(body["disk_space"]["gte"], 40);
+}
+
+// An offer of a quarter of a machine with 128 GB of memory, as the service describes it.
+TEST(VastSearch, TheReplysFieldsMeetOrMissTheConditions) {
+  const std::string reply = R"({"offers": [{"id": 5, "gpu_name": "RTX 4090", "num_gpus": 1, "gpu_frac": 0.25,
+    "gpu_ram": 24564, "cpu_ram": 128840, "disk_space": 300.5, "cuda_max_good": 12.4, "compute_cap": 890,
+    "direct_port_count": 98, "hosting_type": 0, "verification": "verified", "inet_up": 400, "inet_down": 900,
+    "inet_up_cost": 0.005, "inet_down_cost": null, "internet_down_cost_per_tb": 2, "dph_base": 0.3,
+    "storage_cost": 0.18, "dlperf": 80, "duration": 2e6}]})";
+  const auto list = parse_offers(reply, "vast.ai", {.disk = Bytes{40'000'000'000}});
+  ASSERT_TRUE(list) << list.error().message();
+  Offer offer = list->offers.front();
+  offer.rollouts_per_s = 3;
+  EXPECT_NEAR(*offer.memory_gb, 32.21, 0.01);
+  EXPECT_EQ(offer.disk_gb, 300.5);
+  EXPECT_EQ(offer.cuda_max, 12.4);
+  EXPECT_EQ(offer.compute_capability, 8.9);
+  EXPECT_EQ(offer.open_ports, 98);
+  EXPECT_EQ(offer.verified, true);
+  EXPECT_EQ(offer.datacenter, false);
+  PlanRequest fits;
+  fits.fleet.provider = "vast";
+  fits.pace = {100, 1, std::chrono::seconds(10)};
+  OfferConditions& where = fits.fleet.where;
+  where.gpus = {"NVIDIA GeForce RTX 4090"};
+  where.gpu_count_max = 1;
+  where.verified = true;
+  where.open_ports_min = 98;
+  where.compute_capability_min = 8.9;
+  where.memory_min = Bytes{32'000'000'000};
+  fits.cuda_min = 12.4;
+  fits.host_memory_min = Bytes{32'000'000'000};
+  EXPECT_EQ(ineligibility_reason(fits, offer), std::nullopt);
+  const auto reason_with = [&](const std::function<void(PlanRequest&)>& change) {
+    PlanRequest request = fits;
+    change(request);
+    return ineligibility_reason(request, offer).value_or("none");
+  };
+  EXPECT_EQ(reason_with([](PlanRequest& r) { r.cuda_min = 12.8; }), "its driver supports CUDA 12.4, 12.8 needed");
+  EXPECT_EQ(reason_with([](PlanRequest& r) { r.fleet.where.datacenter = true; }), "not in a data centre");
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.gpus = {"RTX 5090"}; }), HasSubstr("fleet.where.gpus"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) {
+                r.fleet.where.gpu_count_min = 2;
+                r.fleet.where.gpu_count_max = 4;
+              }),
+              HasSubstr("1 GPUs"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.open_ports_min = 99; }), HasSubstr("98 open ports"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.compute_capability_min = 9; }),
+              HasSubstr("compute capability 8.9"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.memory_min = Bytes{33'000'000'000}; }),
+              HasSubstr("32.2 GB of host memory"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.host_memory_min = Bytes{33'000'000'000}; }),
+              HasSubstr("needed for the policy"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.disk = Bytes{301'000'000'000}; }), HasSubstr("fleet.disk"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.down_min = BitRate{1e9}; }), HasSubstr("downlink 900"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.upload_usd_per_gb_max = 0.004; }),
+              HasSubstr("outgoing traffic"));
+  EXPECT_THAT(reason_with([](PlanRequest& r) { r.fleet.where.download_usd_per_gb_max = 0.001; }),
+              HasSubstr("incoming traffic"));
+  // An unstated value meets no condition. The version in an image's name is no condition: it leaves out only machines
+  // that state an older one.
+  offer.open_ports.reset();
+  offer.cuda_max.reset();
+  EXPECT_THAT(reason_with([](PlanRequest&) {}), HasSubstr("open ports not stated"));
+  EXPECT_EQ(reason_with([](PlanRequest& r) { r.fleet.where.open_ports_min.reset(); }), "none");
+  EXPECT_THAT(reason_with([](PlanRequest& r) {
+                r.fleet.where.open_ports_min.reset();
+                r.fleet.where.cuda_min = 12.4;
+              }),
+              HasSubstr("CUDA version not stated"));
+}
+
+TEST(VastSearch, AnImagesNameStatesItsCudaVersion) {
+  const auto needed = [](const char* image) {
+    FleetSettings fleet;
+    fleet.image = image;
+    return fleet.cuda_needed().value_or(0);
+  };
+  EXPECT_EQ(needed("nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04"), 12.8);
+  EXPECT_EQ(needed("lmsysorg/sglang:v0.5.3-cu129"), 12.9);
+  EXPECT_EQ(needed("pytorch/pytorch:2.11.0-cuda13.0-cudnn9-runtime"), 13.0);
+  EXPECT_EQ(needed("vllm/vllm-openai:v0.32.0"), 0);
+  EXPECT_EQ(needed("cuckoo/curl:8"), 0);
+  FleetSettings fleet;
+  fleet.image = "nvidia/cuda:12.8.1";
+  fleet.where.cuda_min = 13.0;  // of a program in the image
+  EXPECT_EQ(fleet.cuda_needed(), 13.0);
+}
+
 TEST(VastSearch, SaysWhyThereIsNoAnswer) {
   Market market;
   market.busy = 9;

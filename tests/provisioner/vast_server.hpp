@@ -2,6 +2,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,16 @@ struct VastInstance {
 struct VastCharge {
   std::int64_t instance = 0;                              // 0: a volume
   double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;  // bwd and bwu: traffic down and up
+};
+
+// The time for which an instance was rented, in seconds of Unix time.
+struct VastRental {
+  std::int64_t instance = 0;
+  std::string label;
+  double begin = 0, end = 0;  // end 0: it is rented
+  double usd_per_hour = 0;
+  bool disowned = false;  // the answer to its create said "success": false
+  double usd(double now) const { return ((end > 0 ? end : now) - begin) / 3600 * usd_per_hour; }
 };
 
 // Sets the answer of the next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state",
@@ -62,7 +73,28 @@ class VastServer {
   void keep_in_spite_of_success(std::int64_t id);
   // Each request fails with this probability, half of them after it was carried out. Seeded, so that a test repeats.
   void fail_randomly(double probability, std::uint64_t seed);
+  // As above, with all kinds of failures: also 429, an answer with "success": false, a connection that breaks during
+  // the answer, and one that breaks `hang` after the request.
+  void fail_in_every_way(double probability, std::uint64_t seed, std::chrono::milliseconds hang);
+  // Calls these on a thread of the server after an instance was created (with the body of the request) or destroyed.
+  void on_rental(std::function<void(const VastInstance&, const std::string& body)> created,
+                 std::function<void(std::int64_t)> destroyed);
+  // `call` gets a line for each request that creates or destroys, and for each that fails.
+  void on_log(std::function<void(const std::string& line)> call);
+  // The key that the service gives to a container. It destroys only its own instance, while that exists.
+  static std::string key_of(std::int64_t instance) { return "the-key-of-instance-" + std::to_string(instance); }
+  // From the creation of each instance to its end, so far.
+  std::vector<VastRental> rentals() const;
+  void bill_rentals();       // the bill has a row for each rental, by the second
   int too_frequent() const;  // requests answered with 429 by limit_rates()
+  // The rows of searches, as JSON of the service's form. A search returns those that meet its conditions, without the
+  // rented ones.
+  void offer(const std::string& rows);
+  // Each instance is a process group of this machine from now on. It runs its create's command, with the variables that
+  // the service sets, a free port in place of 7070, and `environment`; HOME and the log ("ID.log") are in `folder`.
+  // Destroying an instance kills the group and adds its row to the bill.
+  void run_commands(const std::filesystem::path& folder, std::map<std::string, std::string> environment);
+  std::vector<std::string> searches() const;  // bodies
   // `call` is called on a thread of the server, before and after it carries out each create and destroy. The calls are
   // numbered from 0.
   void at_points(std::function<void(int point)> call);

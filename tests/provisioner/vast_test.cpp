@@ -140,11 +140,33 @@ TEST_F(VastTest, RentsWatchesAndDestroys) {
 TEST_F(VastTest, TheScriptThatFetchesTheProgramFits) {
   VastProvider provider(options);
   LaunchSpec far = spec();
-  const std::string learner = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535", offer(40, 'o');
+  const std::string learner = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535", offer(20, '9');
   far.argv =
       host_command({learner, std::string(64, 'f'), "sha256//" + std::string(44, 'p'), std::string(480, 'A')}, "vast",
-                   {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer, "--bind",
-                    "::", "--port", "7070"});
+                   {"worker",
+                    "--join",
+                    learner,
+                    "--name",
+                    offer,
+                    "--folder",
+                    "/var/tmp/echoline-" + offer,
+                    "--bind",
+                    "::",
+                    "--engine",
+                    "sglang",
+                    "--engine-patience",
+                    "86400 s",
+                    "--gpus-per-engine",
+                    "1024",
+                    "--threads",
+                    "1024",
+                    "--engines",
+                    "1024",
+                    "--silence-max",
+                    "259200 s",
+                    "--port",
+                    "7070"});
+  far.env.emplace_back("ECHOLINE_ENGINE_COMMAND", std::string(5000, 'v'));  // the limit is not for variables
   provider.start(1, far);
   ASSERT_TRUE(next<Started>(provider));
   const json body = json::parse(server.bodies().at(0));
@@ -483,7 +505,9 @@ TEST_F(VastTest, NonsenseIsNoListing) {
         std::string(R"({"instances":[],"next_token":"again"})"),
         R"({"instances":[{"id":1}], "x":")" + std::string(17u << 20, 'x') + "\"}",
         std::string(R"({"instances":[],)")}) {
-    const int times = body.find("again") != std::string::npos ? 2 : body.size() > 1000 ? 7 : 1;
+    constexpr int kTries = 7;  // of a request whose answer is broken: too long, or no JSON object
+    const bool is_broken = body.size() > 1000 || body == "[]" || body.back() == ',';
+    const int times = body.find("again") != std::string::npos ? 2 : is_broken ? kTries : 1;
     server.fault({.kind = "list", .status = 200, .body = body, .times = times});
     provider.list(4, "run.1234/");
     const auto listed = next<Listed>(provider);
@@ -587,12 +611,16 @@ TEST_F(VastTest, OnlyTheServiceItselfSaysThatSomethingIsGone) {
   server.fault({.kind = "destroy", .status = 404, .body = "<html>404 Not Found</html>"});
   provider.stop(3, id, {});
   EXPECT_TRUE(next<StopFailed>(provider));
-  server.fault({.kind = "destroy", .status = 200, .body = "welcome"});
-  provider.stop(4, id, {});
-  EXPECT_TRUE(next<StopFailed>(provider));
   EXPECT_EQ(server.rented().size(), 1u);
+  // An answer without meaning is no end: the request is sent again.
+  for (const char* body : {"welcome", R"({"success": false, "error": "internal"})"})
+    server.fault({.kind = "destroy", .status = 200, .body = body});
+  provider.stop(4, id, {});
+  EXPECT_EQ(next<Stopped>(provider)->how, "destroyed");
+  EXPECT_TRUE(server.rented().empty());
+  const InstanceId second = started(provider);
   server.fault({.kind = "destroy", .status = 504, .body = "late", .acts = true});  // it was, and the answer is lost
-  provider.stop(5, id, {});
+  provider.stop(5, second, {});
   EXPECT_EQ(next<Stopped>(provider)->how, "no such instance");
 }
 
