@@ -32,7 +32,7 @@ class BroadcastSimulation final : public FleetObserver {
 
  private:
   static WorldOptions world_options(const BroadcastScenario& scenario);
-  static FleetOptions fleet_options(const BroadcastScenario& scenario);
+  FleetOptions fleet_options(const BroadcastScenario& scenario) const;
   LinkLimits link_of(std::size_t i) const {
     return i < scenario_.worker_links.size() ? scenario_.worker_links[i] : scenario_.worker_link;
   }
@@ -73,8 +73,14 @@ WorldOptions BroadcastSimulation::world_options(const BroadcastScenario& scenari
   return options;
 }
 
-FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenario) {
+FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenario) const {
   FleetOptions options;
+  if (scenario.links_offered)
+    options.links_of = [this](const MemberInfo& info) {
+      for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
+        if (fleet_.worker(i).id() == info.id) return link_of(i);
+      return LinkLimits{};
+    };
   options.seed = scenario.seed;
   const LinkLimits limits{.up = scenario.learner_up, .down = {}};
   if (scenario.cores_limit_rate)
@@ -94,9 +100,9 @@ FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenari
   if (scenario.regions_known) options.learner.regions = scenario.regions;
   options.learner.store = scenario.learner_store;
   options.learner.chunk_bytes = static_cast<std::uint32_t>(scenario.chunk.count);
-  options.learner.durable = false;
+  options.learner.durable = false;  // it never restarts here
   options.learner.snapshot_bytes = scenario.payload.count;
-  options.learner.snapshot_encode_time = {};
+  options.learner.snapshot_encode_time = {};  // only transfers are measured
   return options;
 }
 
@@ -220,7 +226,8 @@ Result<BroadcastResult> BroadcastSimulation::run() {
       work();
     });
   };
-  // Publishes version i `publish_every` after the quorum of version i - 1 was reported, then the later versions.
+  // Waits until the learner has reported the quorum of version i - 1, then for `publish_every`. Publishes version i,
+  // and the later versions in the same way.
   const std::function<void(std::size_t)> publish_after_previous_quorum = [&](std::size_t i) {
     const bool previous_reported =
         i == 0 || (!fleet_.reports().empty() && fleet_.reports().back().version.value + 1 >= i);
@@ -242,6 +249,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     schedule(kill.at, [this, kill] { fleet_.kill_worker(kill.worker, kill.death); });
   for (const Duration when : scenario_.corruptions)
     schedule(when, [this] {
+      // Corrupts the next message of at least this size; only chunks are that large.
       world_.corrupt_next(fleet_.worker(0).host, std::min<std::uint64_t>(kChunkBytesMin, scenario_.chunk.count));
     });
   if (scenario_.replace_every) world_.run_at(start + *scenario_.replace_every, [this] { replace_forwarding_worker(); });

@@ -27,7 +27,8 @@ struct BroadcastScenario {
   // True: the protocol cores limit their own sending, and the network is unlimited. False: the simulated network
   // enforces the limits.
   bool cores_limit_rate = false;
-  Duration delay{};  // one-way delay between nodes whose regions define none
+  bool links_offered = false;  // the learner knows the links from offers, though the workers do not state them
+  Duration delay{};            // one-way delay between nodes whose regions define none
   chains::Regions regions;
   std::vector<std::uint32_t> worker_regions;  // regions of the first workers; all others are in region 0
   bool regions_known = true;                  // false: the learner plans without regions

@@ -21,7 +21,7 @@ const std::byte* bytes_of(const std::string& text) { return reinterpret_cast<con
 // Decodes a frame from its record and, for a chunk, its data. Absent if they are invalid.
 std::optional<Frame> frame_of(std::span<const std::byte> record, const Slice& data) {
   FrameDecoder decoder;
-  decoder.admit();
+  decoder.admit();  // otherwise it takes only small control messages, as of an unknown peer
   while (!record.empty()) {
     const auto room = decoder.room();
     const std::size_t copied_bytes = std::min(room.size(), record.size());
@@ -44,6 +44,7 @@ TimePoint Disk::submit(Action&& action, TimePoint now) {
     delay = options_.read_delay;
   else
     delay = options_.write_delay;
+  // At random, one to two times the configured delay.
   if (delay > Duration{}) delay += Duration(random_.below(static_cast<std::uint64_t>(delay.count())));
   free_at_ = std::max(free_at_, now) + delay;  // operations are completed one after another, in order
   queue_.push(std::move(action));
@@ -65,7 +66,7 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
   if (auto* spool = std::get_if<act::Spool>(&action)) {
     Status status = write(*spool, now);
     has_write_failed_ = has_write_failed_ || !status;
-    if (!spool->chunk) return std::monostate{};
+    if (!spool->chunk) return std::monostate{};  // a record without a chunk, of which the core is not told
     return Spooled{spool->publication, *spool->chunk, std::move(status)};
   }
   if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action))
@@ -214,7 +215,8 @@ std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
     const auto data_bytes = get_le<std::uint32_t>(header + 4);
     const auto offset = get_le<std::uint64_t>(header + 8);
     position += kRecordHeaderBytes;
-    if (record_bytes == 0 || record_bytes > file.log.size() - position || data_bytes > kChunkBytesMax) break;  // torn
+    // A torn record: the position of the next one is unknown.
+    if (record_bytes == 0 || record_bytes > file.log.size() - position || data_bytes > kChunkBytesMax) break;
     const auto piece = file.payload.find(offset);
     const bool has_data = piece != file.payload.end() && piece->second.data.size() == data_bytes;
     if (data_bytes == 0 || has_data)

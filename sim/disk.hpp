@@ -32,7 +32,7 @@ class Disk {
   const DiskOptions& options() const { return options_; }
 
   // The result of an operation. The world passes it to the core by on_saved(), on_spooled() or on_chunk_read().
-  // std::monostate: the core is not told.
+  // std::monostate: the core gets no answer.
   struct Saved {
     Status status;
   };
@@ -73,10 +73,10 @@ class Disk {
   // The readable frames of a spool, in order, without chunks whose data is missing.
   std::vector<overlay::Frame> read_spool(const overlay::PublicationId& id) const;
   std::vector<overlay::PublicationId> spools() const;
-  // Removes a spool's payload from `payload_end` on, or the whole spool if it is absent. A process calls it after
-  // reading the spool, to drop what its core cannot use.
+  // Removes a spool's payload from `payload_end` on, or the whole spool if `payload_end` is absent. Called after a core
+  // has read the spool, to drop what the core cannot use.
   void trim_spool(const overlay::PublicationId& id, std::optional<std::uint64_t> payload_end);
-  // The payload of a spool, which must have `bytes` bytes; kNotFound if there is a gap.
+  // The payload of a spool. kNotFound if it has a gap, or not `bytes` bytes.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
   // Whether a write to a spool has failed since the process started.
   bool has_write_failed() const { return has_write_failed_; }

@@ -2,17 +2,14 @@
 // learner's application publishes policies and provides snapshots. A worker's application enrols (it gets a certificate
 // from the learner), installs policies, and restarts after its process has ended.
 #pragma once
-#include <deque>
-#include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "overlay/learner/learner_core.hpp"
 #include "overlay/member/enrol_core.hpp"
 #include "overlay/member/member_core.hpp"
+#include "sim/fleet_state.hpp"
 #include "sim/intruder.hpp"
-#include "sim/published_content.hpp"
 #include "sim/world.hpp"
 
 namespace echoline::sim {
@@ -20,7 +17,8 @@ namespace echoline::sim {
 struct LearnerOptions : overlay::LearnerRules {
   LearnerOptions() {
     policy = chains::TopologyPolicy::kEcho2;
-    network.silence_min = {};  // not needed, because a simulated machine is never late by itself
+    // The shortest silence that counts. A simulated machine is never late by itself, so any silence may count.
+    network.silence_min = {};
   }
   AccessLink link;
   overlay::LinkLimits limits;  // rates to which the core limits itself
@@ -34,28 +32,14 @@ struct LearnerOptions : overlay::LearnerRules {
   std::size_t folded_deltas_max = 0;       // most stored deltas that are combined into one for a worker that is behind
 };
 
-struct WorkerOptions {
-  AccessLink link;
-  overlay::LinkLimits limits;  // rates to which the core limits itself
-  Duration clock_skew{};
-  bool behind_nat = false, disk = false;
-  bool enrols = true;  // false: it starts with a certificate
-  DiskOptions disk_options;
-  overlay::StoreLimits store;
-  MaliceOptions malice;
-  Duration install_time = std::chrono::milliseconds(1);
-  double install_failure_share = 0;
-  Duration restart_delay = std::chrono::seconds(1);  // until a process that ended by itself is started again
-  std::optional<std::size_t> open_files_max;         // limits the connections of its process
-  std::uint32_t region = 0;
-};
-
 struct FleetOptions {
   std::uint64_t seed = 1;
   LearnerOptions learner;
   Duration certificate_lifetime = std::chrono::hours(1);  // of workers that do not enrol
   std::optional<Duration> message_interval;  // of each worker's application messages to the learner, which answers them
-  bool fault_points = false;                 // triggers rare but legal event orders inside the cores, by the seed
+  // The links that the learner expects of a worker that states none; empty: not known.
+  std::function<overlay::LinkLimits(const overlay::MemberInfo&)> links_of;
+  bool fault_points = false;  // triggers rare but legal event orders inside the cores, by the seed
 };
 
 // A publication by the learner's application.
@@ -71,13 +55,13 @@ struct PublishSpec {
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
-  virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}
+  virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}  // it has a whole publication
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
   virtual void on_new_identity(std::size_t /*worker*/, WorkerId) {}
   virtual void on_topology(const chains::Topology&) {}
   virtual void on_joined(WorkerId) {}
-  virtual void on_away(WorkerId, const std::string& /*reason*/) {}
-  virtual void on_lost(WorkerId, const std::string& /*reason*/) {}
+  virtual void on_away(WorkerId, const std::string& /*reason*/) {}  // the learner cannot reach it and keeps its place
+  virtual void on_lost(WorkerId, const std::string& /*reason*/) {}  // the learner has given it up or expelled it
 };
 
 class Fleet {
@@ -100,16 +84,16 @@ class Fleet {
   void end_run();                  // the learner tells its workers that the run has ended, and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
-  std::uint64_t learner_starts() const { return learner_starts_; }
-  HostId learner_host() const { return learner_host_; }
+  std::uint64_t learner_starts() const { return learner_machine_.starts; }
+  HostId learner_host() const { return learner_machine_.host; }
   overlay::LearnerCore* learner();                       // null while it is down
   std::vector<WorkerId> parents_of(std::size_t worker);  // in the learner's topology, without the learner
   // The newest complete version, which all workers should reach.
-  std::optional<Version> newest() const { return newest_; }
-  bool is_publishing() const { return publications_in_progress_ > 0; }
-  const std::vector<overlay::BroadcastReport>& reports() const { return reports_; }
-  std::uint64_t snapshots_requested() const { return snapshots_requested_; }
-  std::uint64_t deltas_requested() const { return deltas_requested_; }  // for catching up
+  std::optional<Version> newest() const { return policies_.newest(); }
+  bool is_publishing() const { return policies_.is_publishing(); }
+  const std::vector<overlay::BroadcastReport>& reports() const { return learner_machine_.reports; }
+  std::uint64_t snapshots_requested() const { return learner_machine_.snapshots_requested; }
+  std::uint64_t deltas_requested() const { return learner_machine_.deltas_requested; }  // for catching up
 
   // ---- workers ----
 
@@ -121,28 +105,11 @@ class Fleet {
   void retire_worker(std::size_t worker);  // its machine is returned: the worker does not come back
   std::size_t worker_count() const { return workers_.size(); }
 
-  struct Worker {
-    WorkerOptions options;
-    HostId host;
-    std::optional<overlay::trust::SigningKey> key;
-    std::optional<overlay::WorkerState> state;  // of the current process
-    bool should_run = true;                     // false: it is not restarted
-    bool expelled = false;                      // its identity is revoked
-    int replacements = 0;                       // new machines that it got
-    bool joined = false;                        // welcomed by the learner and not away
-    std::uint64_t processes = 0, enrolments = 0;
-    std::optional<overlay::Installed> installed, active;  // of the current process
-    std::optional<Version> delivered;                     // last delivered version
-    bool awaits_snapshot = false;                         // because an installation has failed
-    std::map<Version, TimePoint> installed_at;            // first time in any of its processes
-    std::string last_end_reason;
-    std::uint64_t messages_sent = 0, last_answered_message = 0;  // by the current process; number of the last message
-    WorkerId id() const { return state ? state->worker : WorkerId{}; }
-  };
-  const Worker& worker(std::size_t i) const { return *workers_[i]; }
+  using Worker = FleetWorker;
+  const Worker& worker(std::size_t i) const { return workers_[i]; }
   overlay::MemberCore* member(std::size_t i);  // null while it is down or enrols
-  std::optional<std::size_t> worker_on_host(HostId host) const;
-  std::optional<std::size_t> worker_with_id(WorkerId id) const;
+  std::optional<std::size_t> worker_on_host(HostId host) const { return workers_.on_host(host); }
+  std::optional<std::size_t> worker_with_id(WorkerId id) const { return workers_.with_id(id); }
 
   // ---- intruder: a machine with a valid certificate, to which the learner assigns no parent ----
 
@@ -152,8 +119,8 @@ class Fleet {
   const Intruder* intruder() const;
 
   const PublishedContent& published_content() const { return published_content_; }
-  const overlay::SignatureChecker& checker() const { return *checker_; }
-  const overlay::trust::Authority& authority() const { return *authority_; }
+  const overlay::SignatureChecker& checker() const { return *identities_.checker(); }
+  const overlay::trust::Authority& authority() const { return *identities_.authority(); }
   void set_observer(FleetObserver* observer) { observer_ = observer; }
   // Stops the applications' messages.
   void stop_messages() { messages_stopped_ = true; }
@@ -163,12 +130,9 @@ class Fleet {
   void stop_random_faults();
   // Describes the last invalid event in an application's exchange with its core. Empty if there was none.
   const std::string& application_error() const { return application_error_; }
+  void check() const;  // aborts if an invariant is broken
 
  private:
-  class LearnerProcess;
-  class EnrolProcess;
-  class MemberProcess;
-  class IntruderProcess;
   class FaultSites;
   struct PendingPublication;
 
@@ -176,10 +140,11 @@ class Fleet {
   void encode(const std::shared_ptr<PendingPublication>& pending);
   void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t learner_start);
   std::uint64_t catch_up_bytes(const overlay::act::NeedCatchUp& need) const;
+  overlay::Announcement announcement_of(const overlay::PublicationKey& key);
   void enrol(std::size_t i);
-  void on_enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
+  void on_enrolled(std::size_t i, Result<overlay::WorkerState> result);
   void join(std::size_t i, overlay::WorkerState state);
-  void on_member_action(std::size_t i, overlay::Action&& action, TimePoint now);
+  void on_member_action(std::size_t i, overlay::Action&& action);
   void deliver(std::size_t i, overlay::act::Deliver deliver);
   void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool is_intact);
   void on_process_ended(std::size_t i, const std::string& reason);
@@ -197,33 +162,17 @@ class Fleet {
   World& world_;
   FleetOptions options_;
   Random random_;
-  std::shared_ptr<const overlay::trust::Authority> authority_;
   PublishedContent published_content_;
-  std::shared_ptr<const CachingChecker> checker_;
+  RunIdentities identities_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
-  bool random_faults_stopped_ = false, run_has_ended_ = false, messages_stopped_ = false, starts_are_blocked_ = false;
+  bool messages_stopped_ = false, starts_are_blocked_ = false;
   std::string application_error_;
-
-  HostId learner_host_;
-  double learner_origin_unix_s_ = 0;  // Unix time at virtual time zero, by the clock of the learner's current process
+  LearnerMachine learner_machine_;
+  PublishedPolicies policies_;
+  WorkerTable workers_;
   std::optional<HostId> intruder_host_;
   std::shared_ptr<AccompliceState> accomplice_state_ = std::make_shared<AccompliceState>();
-  std::uint64_t learner_starts_ = 0;
-  std::map<Version, overlay::Digest> policies_;  // digests of completely published policies
-  std::optional<Version> newest_;
-  std::size_t publications_in_progress_ = 0;
-  std::vector<overlay::BroadcastReport> reports_;
-  std::uint64_t snapshots_requested_ = 0, deltas_requested_ = 0;
-  // The last versions of the current learner process, with the bytes of their publications.
-  std::deque<std::pair<Version, std::uint64_t>> recent_publications_;
-  std::set<WorkerId> lost_workers_;  // workers that any process of the learner has given up
-  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> last_messages_;  // process and number of the last message
-
-  std::vector<std::unique_ptr<Worker>> workers_;
-  std::uint64_t next_id_ = 1;  // for workers that do not enrol; below kFirstEnrolledId
-  std::map<std::uint64_t, std::size_t> worker_by_host_;
-  std::map<WorkerId, std::size_t> worker_by_id_;
 };
 
 }  // namespace echoline::sim

@@ -4,9 +4,6 @@
 
 namespace echoline::sim {
 
-// First worker id and certificate number that the learner gives.
-inline constexpr std::uint64_t kFirstEnrolledId = 1'000'000;
-
 // Triggers rare but legal event orders. A site is a named place in a core where such an order can begin. The seed
 // activates a quarter of the sites, and an active site fires a quarter of the time.
 class Fleet::FaultSites final : public overlay::FaultPoints {
@@ -25,56 +22,26 @@ class Fleet::FaultSites final : public overlay::FaultPoints {
   Random random_;
 };
 
-class Fleet::LearnerProcess final : public Process {
+// A process that runs a core of type C and passes its actions to a function.
+template <class C>
+class FleetProcess final : public Process {
  public:
-  LearnerProcess(Fleet& fleet, overlay::LearnerConfig config) : fleet_(fleet), learner_(std::move(config)) {}
-  overlay::LearnerCore& core() override { return learner_; }
-  void on_action(overlay::Action&& action, TimePoint) override { fleet_.on_learner_action(std::move(action)); }
+  using OnAction = std::function<void(C&, overlay::Action&&)>;
+  template <class Config>
+  FleetProcess(Config config, OnAction on_action) : core_(std::move(config)), on_action_(std::move(on_action)) {}
+  C& core() override { return core_; }
+  void on_action(overlay::Action&& action, TimePoint) override { on_action_(core_, std::move(action)); }
 
  private:
-  Fleet& fleet_;
-  overlay::LearnerCore learner_;
+  C core_;
+  OnAction on_action_;
 };
 
-class Fleet::EnrolProcess final : public Process {
- public:
-  EnrolProcess(Fleet& fleet, std::size_t worker, overlay::EnrolConfig config)
-      : fleet_(fleet), worker_(worker), enrolment_(std::move(config)) {}
-  overlay::EnrolCore& core() override { return enrolment_; }
-  void on_action(overlay::Action&& action, TimePoint now) override {
-    if (std::holds_alternative<overlay::act::Disconnected>(action))
-      fleet_.on_enrolled(worker_, enrolment_.result(), now);
-  }
-
- private:
-  Fleet& fleet_;
-  std::size_t worker_;
-  overlay::EnrolCore enrolment_;
-};
-
-class Fleet::IntruderProcess final : public Process {
- public:
-  explicit IntruderProcess(IntruderConfig config) : intruder_(std::move(config)) {}
-  Intruder& core() override { return intruder_; }
-  void on_action(overlay::Action&&, TimePoint) override {}
-
- private:
-  Intruder intruder_;
-};
-
-class Fleet::MemberProcess final : public Process {
- public:
-  MemberProcess(Fleet& fleet, std::size_t worker, overlay::MemberConfig config)
-      : fleet_(fleet), worker_(worker), member_(std::move(config)) {}
-  overlay::MemberCore& core() override { return member_; }
-  void on_action(overlay::Action&& action, TimePoint now) override {
-    fleet_.on_member_action(worker_, std::move(action), now);
-  }
-
- private:
-  Fleet& fleet_;
-  std::size_t worker_;
-  overlay::MemberCore member_;
-};
+// The host's core; null if the host runs no process, or one with another kind of core.
+template <class C>
+C* core_on(const World& world, HostId host) {
+  Process* process = world.process(host);
+  return process ? dynamic_cast<C*>(&process->core()) : nullptr;
+}
 
 }  // namespace echoline::sim

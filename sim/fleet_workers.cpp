@@ -11,7 +11,7 @@ using namespace overlay;
 
 namespace {
 
-constexpr int kReplacementsMax = 3;  // new machines for a malicious worker
+constexpr int kReplacementsMax = 3;  // new machines that a malicious worker gets after it was expelled
 constexpr std::uint64_t kHourMs = 3'600'000;
 // Random stream of the first worker's malice. The other workers have the streams after it.
 constexpr std::uint64_t kMaliceStream = 100;
@@ -21,37 +21,30 @@ Slice slice_of(const std::string& text) {
   return Slice(std::vector<std::byte>(bytes.begin(), bytes.end()));
 }
 
+// The numbers at the start of a message of send_periodic_message(). Zeros for another text.
+MessageNumber number_of(const std::string& text) {
+  unsigned long long process = 0, number = 0;
+  if (std::sscanf(text.c_str(), "%llu %llu", &process, &number) != 2) return {};
+  return {process, number};
+}
+
 }  // namespace
 
 std::size_t Fleet::add_worker(const WorkerOptions& requested) {
   WorkerOptions options = requested;
   const std::size_t i = workers_.size();
   if (options.malice.slander) options.malice.parents = [this, i] { return parents_of(i); };
-  auto worker = std::make_unique<Worker>();
-  worker->options = options;
-  worker->host = world_.add_host(options.link, options.clock_skew, options.region);
-  worker->options.store.disk = options.disk;
-  world_.set_nat(worker->host, options.behind_nat);
-  world_.disk(worker->host).configure(options.disk_options);
+  options.store.disk = options.disk;
+  const HostId host = world_.add_host(options.link, options.clock_skew, options.region);
+  world_.set_nat(host, options.behind_nat);
+  world_.disk(host).configure(options.disk_options);
   if (options.malice.any())
-    world_.set_rewriter(worker->host, std::make_unique<MaliciousRewriter>(options.malice, options_.seed,
-                                                                          kMaliceStream + i, accomplice_state_));
-  if (options.open_files_max)
-    world_.set_connections_max(worker->host, ConnectionLimits::of(*options.open_files_max).total);
-  worker_by_host_[worker->host.value] = i;
-  workers_.push_back(std::move(worker));
+    world_.set_rewriter(
+        host, std::make_unique<MaliciousRewriter>(options.malice, options_.seed, kMaliceStream + i, accomplice_state_));
+  if (options.open_files_max) world_.set_connections_max(host, ConnectionLimits::of(*options.open_files_max).total);
+  workers_.add(options, host);
   if (options_.message_interval) send_periodic_message(i);
   return i;
-}
-
-std::optional<std::size_t> Fleet::worker_on_host(HostId host) const {
-  const auto it = worker_by_host_.find(host.value);
-  return it == worker_by_host_.end() ? std::nullopt : std::optional(it->second);
-}
-
-std::optional<std::size_t> Fleet::worker_with_id(WorkerId id) const {
-  const auto it = worker_by_id_.find(id);
-  return it == worker_by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
 std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
@@ -64,25 +57,13 @@ std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
   return parents;
 }
 
-MemberCore* Fleet::member(std::size_t i) {
-  auto* process = dynamic_cast<MemberProcess*>(world_.process(workers_[i]->host));
-  return process ? &process->core() : nullptr;
-}
+MemberCore* Fleet::member(std::size_t i) { return core_on<MemberCore>(world_, workers_[i].host); }
 
 // ---- intruder ----
 
 void Fleet::add_intruder(Duration request_interval) {
-  const WorkerId id{next_id_++};
+  const WorkerId id = identities_.next_id();
   const trust::SigningKey key = new_key();
-  trust::CertificateRequest request;
-  request.subject = key.public_key();
-  request.kind = trust::PeerIdentity::Kind::kWorker;
-  request.worker = id;
-  request.serial = id.value;
-  request.now_unix_s = learner_unix_s();
-  request.lifetime = std::chrono::hours(1);
-  auto certificate = authority_->issue(request);
-  ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   intruder_host_ = world_.add_host({});
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   // A grant is the learner's permission to fetch from certain parents. The intruder has two: one that has expired, and
@@ -95,56 +76,54 @@ void Fleet::add_intruder(Duration request_interval) {
   expired.expires_unix_ms = now_ms - kHourMs;
   constexpr std::uint64_t kParentsNamed = 12;
   for (std::uint64_t i = 0; i < kParentsNamed; ++i)
-    for (const WorkerId parent : {WorkerId{i}, WorkerId{kFirstEnrolledId + i}})
+    for (const WorkerId parent : {WorkerId{i}, WorkerId{RunIdentities::kFirstEnrolled + i}})
       expired.from.push_back({.parent = parent, .stripe_mask = 1});
   Grant for_absent_parent = expired;
-  for_absent_parent.from = {Grant::From{.parent = WorkerId{kFirstEnrolledId - 1}, .stripe_mask = 1}};
+  for_absent_parent.from = {Grant::From{.parent = WorkerId{RunIdentities::kFirstEnrolled - 1}, .stripe_mask = 1}};
   for_absent_parent.expires_unix_ms = now_ms + 100 * kHourMs;
   const auto living_parents = [this] {
     std::vector<WorkerId> parents{kLearnerId};
-    for (const auto& candidate : workers_)
-      if (world_.is_alive(candidate->host) && candidate->state) parents.push_back(candidate->id());
+    for (const FleetWorker& candidate : workers_)
+      if (world_.is_alive(candidate.host) && candidate.state) parents.push_back(candidate.id());
     return parents;
   };
   const auto endpoint = [this](WorkerId parent) -> std::optional<Endpoint> {
-    if (parent == kLearnerId) return world_.endpoint_of(learner_host_);
+    if (parent == kLearnerId) return world_.endpoint_of(learner_machine_.host);
     const auto worker = worker_with_id(parent);
-    return worker ? std::optional(world_.endpoint_of(workers_[*worker]->host)) : std::nullopt;
+    return worker ? std::optional(world_.endpoint_of(workers_[*worker].host)) : std::nullopt;
   };
   IntruderConfig config{.core = core_options(*intruder_host_, {}),
                         .run_id = kRunId,
                         .id = id,
                         .seed = options_.seed,
                         .key = key,
-                        .certificate = std::move(*certificate),
-                        .authority = authority_->certificate(),
-                        .expired_grant = sign(expired, authority_->key()),
-                        .absent_parent_grant = sign(for_absent_parent, authority_->key()),
+                        .certificate = identities_.certificate(id, key, learner_unix_s(), std::chrono::hours(1)),
+                        .authority = authority().certificate(),
+                        .expired_grant = sign(expired, authority().key()),
+                        .absent_parent_grant = sign(for_absent_parent, authority().key()),
                         .accomplice_state = accomplice_state_,
                         .interval = request_interval,
-                        .checker = checker_,
+                        .checker = identities_.checker(),
                         .parents = living_parents,
                         .endpoint = endpoint};
-  auto process = std::make_unique<IntruderProcess>(std::move(config));
+  auto process = std::make_unique<FleetProcess<Intruder>>(std::move(config), [](Intruder&, Action&&) {});
   Intruder& core = process->core();
   world_.start(*intruder_host_, std::move(process));
   world_.call(*intruder_host_, [&](TimePoint now) { core.start(now); });
 }
 
 const Intruder* Fleet::intruder() const {
-  if (!intruder_host_) return nullptr;
-  auto* process = dynamic_cast<IntruderProcess*>(world_.process(*intruder_host_));
-  return process ? &process->core() : nullptr;
+  return intruder_host_ ? core_on<Intruder>(world_, *intruder_host_) : nullptr;
 }
 
 void Fleet::start_worker(std::size_t i) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   if (world_.is_alive(worker.host) || starts_are_blocked_) return;
   if (const auto& bytes = world_.disk(worker.host).state(); worker.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
     // The host needs a valid certificate to join; its dates are checked by the core.
     const auto identity =
-        state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId, std::nullopt)
+        state ? trust::check_certificate(state->certificate, authority().public_key(), kRunId, std::nullopt)
               : Result<trust::PeerIdentity>(state.error());
     if (identity) return join(i, std::move(*state));
     application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
@@ -154,23 +133,15 @@ void Fleet::start_worker(std::size_t i) {
   worker.key = new_key();
   WorkerState state;
   state.run_id = kRunId;
-  state.worker = WorkerId{next_id_++};
-  state.authority = authority_->certificate();
-  trust::CertificateRequest request;
-  request.subject = worker.key->public_key();
-  request.kind = trust::PeerIdentity::Kind::kWorker;
-  request.worker = state.worker;
-  request.serial = state.worker.value;
-  request.now_unix_s = learner_unix_s();
-  request.lifetime = options_.certificate_lifetime;
-  auto certificate = authority_->issue(request);
-  ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
-  state.certificate = std::move(*certificate);
+  state.worker = identities_.next_id();
+  state.authority = authority().certificate();
+  state.certificate =
+      identities_.certificate(state.worker, *worker.key, learner_unix_s(), options_.certificate_lifetime);
   join(i, std::move(state));
 }
 
 void Fleet::enrol(std::size_t i) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   worker.key = new_key();
   worker.state.reset();
   ++worker.processes;
@@ -178,23 +149,26 @@ void Fleet::enrol(std::size_t i) {
   const std::string instance = fmt::format("simulated-{}", i);
   trust::Nonce nonce;
   for (std::byte& byte : nonce) byte = static_cast<std::byte>(random_.next());
-  auto token = trust::issue_token(*authority_, instance, nonce, learner_unix_s());
+  auto token = trust::issue_token(authority(), instance, nonce, learner_unix_s());
   ECHO_CHECK(token.has_value());
   EnrolConfig config{.core = core_options(worker.host, worker.options.limits),
-                     .learner = world_.endpoint_of(learner_host_),
+                     .learner = world_.endpoint_of(learner_machine_.host),
                      .key = *worker.key,
                      .token = *token,
                      .instance = instance};
-  auto process = std::make_unique<EnrolProcess>(*this, i, std::move(config));
+  auto process =
+      std::make_unique<FleetProcess<EnrolCore>>(std::move(config), [this, i](EnrolCore& enrolment, Action&& action) {
+        if (std::holds_alternative<act::Disconnected>(action)) on_enrolled(i, enrolment.result());
+      });
   EnrolCore& core = process->core();
   world_.start(worker.host, std::move(process));
   world_.call(worker.host, [&](TimePoint now) { core.start(now); });
 }
 
-void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
+void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result) {
   // Later, because the process cannot be stopped while its core's actions are performed.
-  world_.run_soon([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
-    Worker& worker = *workers_[i];
+  world_.run_soon([this, i, process = workers_[i].processes, result = std::move(result)]() mutable {
+    Worker& worker = workers_[i];
     if (!world_.is_alive(worker.host) || worker.processes != process) return;
     if (!result) return on_process_ended(i, result.error().message());
     world_.stop(worker.host);
@@ -203,36 +177,37 @@ void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
 }
 
 void Fleet::join(std::size_t i, WorkerState state) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   ++worker.processes;
-  const bool is_known = worker_by_id_.contains(state.worker);
-  worker_by_id_[state.worker] = i;
-  worker.state = state;
+  const bool is_new_identity = workers_.set_state(i, state);
   worker.installed.reset();
   worker.active.reset();
   worker.delivered.reset();
   worker.joined = worker.awaits_snapshot = false;
   worker.messages_sent = worker.last_answered_message = 0;
-  if (!is_known && observer_) observer_->on_new_identity(i, state.worker);
+  if (is_new_identity && observer_) observer_->on_new_identity(i, state.worker);
   MemberConfig config{
       .core = core_options(worker.host, worker.options.limits, worker.options.open_files_max.value_or(kOpenFilesMax)),
-      .learner = world_.endpoint_of(learner_host_),
+      .learner = world_.endpoint_of(learner_machine_.host),
       .data = world_.endpoint_of(worker.host),
       .name = fmt::format("simulated-{}", i),
       .key = *worker.key,
       .state = std::move(state),
-      .checker = checker_,
+      .checker = identities_.checker(),
       .store = worker.options.store,
       .durable = worker.options.disk,
       .join_timeout = std::chrono::seconds(10),
       .away_max = std::nullopt};
   if (options_.learner.regions.several()) config.place = std::to_string(worker.options.region);
-  auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
+  auto process = std::make_unique<FleetProcess<MemberCore>>(
+      std::move(config), [this, i](MemberCore&, Action&& action) { on_member_action(i, std::move(action)); });
   MemberCore& core = process->core();
   world_.start(worker.host, std::move(process));
   if (worker.options.disk)
     for (const PublicationId& id : world_.disk(worker.host).spools()) {
-      std::optional<std::uint64_t> payload_end;  // end of the last chunk that the core can use
+      // End of the last chunk that the core can use; 0 if it can use only frames without payload. Absent if it can use
+      // no frame: trim_spool() then removes the whole spool.
+      std::optional<std::uint64_t> payload_end;
       for (Frame& frame : world_.disk(worker.host).read_spool(id)) {
         const std::uint64_t chunk_end =
             frame.type == FrameType::kChunk ? frame.chunk.index * chunk_bytes() + frame.body.size() : 0;
@@ -246,43 +221,43 @@ void Fleet::join(std::size_t i, WorkerState state) {
 }
 
 void Fleet::kill_worker(std::size_t i, Death death) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   worker.joined = false;
   world_.kill(worker.host, death);
 }
 
 void Fleet::drain_worker(std::size_t i) {
-  workers_[i]->should_run = false;
-  if (member(i)) world_.call(workers_[i]->host, [&](TimePoint now) { member(i)->drain(now); });
+  workers_[i].should_run = false;
+  if (member(i)) world_.call(workers_[i].host, [&](TimePoint now) { member(i)->drain(now); });
 }
 
 void Fleet::retire_worker(std::size_t i) {
-  workers_[i]->should_run = false;
-  kill_worker(i, Death::kPowerLoss);
+  workers_[i].should_run = false;
+  kill_worker(i, Death::kPowerLoss);  // the provider takes the machine: its peers get no notice
 }
 
 // The process has ended by itself; the operator restarts it after a while.
 void Fleet::on_process_ended(std::size_t i, const std::string& reason) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   worker.last_end_reason = reason;
   worker.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(worker.host);
-  if (reason.find("has revoked") != std::string::npos && !lost_workers_.contains(worker.id()))
+  if (reason.find("has revoked") != std::string::npos && !workers_.is_lost(worker.id()))
     application_error_ =
         fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
   const bool must_enrol_again = reason.find("a join token is needed") != std::string::npos;
   if (std::exchange(worker.expelled, false) || must_enrol_again) {
-    world_.disk(worker.host).wipe();  // a new machine replaces it
+    world_.disk(worker.host).wipe();  // a new machine, with an empty disk, replaces it
     if (++worker.replacements > kReplacementsMax && worker.options.malice.any()) worker.should_run = false;
   }
   world_.run_at(world_.now() + worker.options.restart_delay, [this, i, process = worker.processes] {
-    if (workers_[i]->should_run && workers_[i]->processes == process) start_worker(i);
+    if (workers_[i].should_run && workers_[i].processes == process) start_worker(i);
   });
 }
 
-void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
-  Worker& worker = *workers_[i];
+void Fleet::on_member_action(std::size_t i, Action&& action) {
+  Worker& worker = workers_[i];
   if (std::holds_alternative<act::Welcomed>(action)) {
     worker.joined = true;
   } else if (std::holds_alternative<act::Away>(action)) {
@@ -293,7 +268,7 @@ void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
     deliver(i, std::move(*delivered));
   } else if (const auto* disconnected = std::get_if<act::Disconnected>(&action)) {
     world_.run_soon([this, i, process = worker.processes, reason = disconnected->reason] {
-      if (workers_[i]->processes == process && world_.is_alive(workers_[i]->host)) on_process_ended(i, reason);
+      if (workers_[i].processes == process && world_.is_alive(workers_[i].host)) on_process_ended(i, reason);
     });
   }
 }
@@ -301,7 +276,7 @@ void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
 // Sends a numbered message, again and again. Between a worker and the learner, messages arrive complete, once and in
 // order, or not at all; on_message() and on_answer() check that.
 void Fleet::send_periodic_message(std::size_t i) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   world_.run_at(world_.now() + *options_.message_interval, [this, i] { send_periodic_message(i); });
   MemberCore* core = member(i);
   if (!core || !worker.joined || messages_stopped_) return;
@@ -312,35 +287,33 @@ void Fleet::send_periodic_message(std::size_t i) {
 }
 
 void Fleet::on_message(WorkerId from, const std::string& text) {
-  unsigned long long process = 0, number = 0;
-  const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  auto& last_number = last_messages_[from];
-  const std::pair<std::uint64_t, std::uint64_t> message_number{process, number};
   const auto worker = worker_with_id(from);
-  if (worker && workers_[*worker]->options.malice.any()) return;
-  if (!parsed || message_number <= last_number)
-    application_error_ = fmt::format("a message of worker {} arrived out of order", from);
-  last_number = message_number;
+  if (worker && workers_[*worker].options.malice.any()) return;
+  const MessageNumber number = number_of(text);
+  MessageNumber& last_number = learner_machine_.last_messages[from];
+  if (number <= last_number) application_error_ = fmt::format("a message of worker {} arrived out of order", from);
+  last_number = number;
   world_.run_soon([this, from, text] {
     if (!learner()) return;
-    world_.call(learner_host_, [&](TimePoint now) { learner()->send_message(from, slice_of(text), now); });
+    world_.call(learner_machine_.host, [&](TimePoint now) { learner()->send_message(from, slice_of(text), now); });
   });
 }
 
 void Fleet::on_answer(std::size_t i, const std::string& text) {
-  Worker& worker = *workers_[i];
-  unsigned long long process = 0, number = 0;
-  const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  if (!parsed || (process == worker.processes && number <= worker.last_answered_message) || process > worker.processes)
+  Worker& worker = workers_[i];
+  const auto [process, number] = number_of(text);
+  if (number == 0 || (process == worker.processes && number <= worker.last_answered_message) ||
+      process > worker.processes)
     application_error_ = fmt::format("an answer to worker {} arrived out of order", i);
   if (process == worker.processes) worker.last_answered_message = number;
 }
 
 void Fleet::deliver(std::size_t i, act::Deliver delivery) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   if (observer_) observer_->on_delivered(i, delivery);
   const Publication& publication = delivery.publication;
-  if (worker.awaits_snapshot && publication.base) return;  // a delta does not help after a failed installation
+  // After a failed installation only a snapshot helps, because a delta needs an intact base.
+  if (worker.awaits_snapshot && publication.base) return;
   worker.awaits_snapshot = false;
   if (publication.base && publication.base != worker.delivered)
     application_error_ =
@@ -367,12 +340,12 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
 }
 
 void Fleet::install(std::size_t i, std::uint64_t process, const Publication& publication, bool is_intact) {
-  Worker& worker = *workers_[i];
+  Worker& worker = workers_[i];
   MemberCore* core = member(i);
   if (!core || worker.processes != process || (worker.awaits_snapshot && publication.base)) return;
   // After a failed installation, only the snapshot that was delivered since then may be installed.
   if (worker.awaits_snapshot && worker.delivered != publication.version) return;
-  if (!is_intact || (!random_faults_stopped_ && random_.uniform() < worker.options.install_failure_share)) {
+  if (!is_intact || (!faults_->stopped && random_.uniform() < worker.options.install_failure_share)) {
     world_.note(fmt::format("worker {} fails to install version {}", i, publication.version));
     worker.awaits_snapshot = true;
     worker.delivered.reset();

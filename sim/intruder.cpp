@@ -32,7 +32,8 @@ std::pair<WorkerId, PeerHello> Intruder::next_request(TimePoint now) {
   hello.run_id = config_.run_id;
   if (parents.empty()) return {WorkerId{}, hello};
   const WorkerId parent = parents[random_.below(parents.size())];
-  // Half of the requests carry an accomplice's grant, if there is one.
+  // All kKinds kinds of requests are equally likely. Those after kSelfSigned carry an accomplice's grant, if there is
+  // one.
   enum : std::uint64_t { kNoGrant, kExpired, kOtherParent, kSelfSigned, kKinds = 8 };
   const std::uint64_t kind = random_.below(kKinds), now_ms = unix_ms(now);
   constexpr std::uint64_t kHourInMs = 3'600'000;
@@ -52,6 +53,7 @@ std::pair<WorkerId, PeerHello> Intruder::next_request(TimePoint now) {
     hello.grant = sign(grant, config_.key);
   } else if (kind > kSelfSigned && !config_.accomplice_state->hellos.empty()) {
     hello = config_.accomplice_state->hellos[random_.below(config_.accomplice_state->hellos.size())];
+    // The first connection (stream) to the parent, without a list of held data to follow.
     hello.stream = 0;
     hello.have_follows = false;
     // The grant holds for the accomplice's parents, so the intruder goes to one of them.

@@ -106,11 +106,9 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
 void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   const auto kind = MessageBudget::kind_of(message);
   if (!kind) return;
-  // A restarted learner has forgotten the budgets.
-  if (floods_learner_start_ != fleet_.learner_starts()) floods_.clear();
-  floods_learner_start_ = fleet_.learner_starts();
   ++counts_.flood_messages;
-  Flood& flood = floods_.try_emplace(from, Flood{MessageBudget(fleet_.learner_options().heartbeat)}).first->second;
+  Flood& flood =
+      learner_view().floods.try_emplace(from, Flood{MessageBudget(fleet_.learner_options().heartbeat)}).first->second;
   if (flood.budget.count(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
   if (++flood.messages_over_budget == 1) ++counts_.floods;
   if (flood.messages_over_budget == kExcessMessagesMax)
@@ -131,7 +129,7 @@ void Invariants::on_message_to_learner(std::size_t worker, WorkerId sender_id, c
   } else if (std::holds_alternative<EdgeFailed>(message)) {
     ++counts_.edge_failures;
   } else if (std::holds_alternative<Heartbeat>(message)) {
-    presence(sender_id).last_heartbeat_at = world_.now();
+    learner_view().presence[sender_id].last_heartbeat_at = world_.now();
   } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
     children_[worker].held_chunks[request->publication].erase(request->index);  // the child does not have it after all
   }
@@ -255,21 +253,21 @@ void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& 
   }
 }
 
-Invariants::Presence& Invariants::presence(WorkerId id) {
-  if (presence_learner_start_ != fleet_.learner_starts()) presence_.clear();  // a new process knows no worker
-  presence_learner_start_ = fleet_.learner_starts();
-  return presence_[id];
+Invariants::LearnerView& Invariants::learner_view() {
+  if (learner_view_.learner_start != fleet_.learner_starts())
+    learner_view_ = {.learner_start = fleet_.learner_starts(), .presence = {}, .floods = {}};
+  return learner_view_;
 }
 
 void Invariants::on_joined(WorkerId id) {
-  Presence& presence_of_worker = presence(id);
+  Presence& presence_of_worker = learner_view().presence[id];
   if (presence_of_worker.connected) report_violation(kPresence, fmt::format("worker {} joins, but was present", id));
   if (presence_of_worker.away_since != TimePoint{}) ++counts_.back;
   presence_of_worker = {.connected = true, .away_since = {}, .last_heartbeat_at = world_.now()};
 }
 
 void Invariants::on_away(WorkerId id, const std::string& reason) {
-  Presence& presence_of_worker = presence(id);
+  Presence& presence_of_worker = learner_view().presence[id];
   if (!presence_of_worker.connected)
     report_violation(kPresence, fmt::format("worker {} is away, but was not present", id));
   const Duration silence = world_.now() - presence_of_worker.last_heartbeat_at,
@@ -283,8 +281,8 @@ void Invariants::on_away(WorkerId id, const std::string& reason) {
 }
 
 void Invariants::on_lost(WorkerId id, const std::string& reason) {
-  const Presence presence_of_worker = presence(id);
-  presence_.erase(id);
+  const Presence presence_of_worker = learner_view().presence[id];
+  learner_view_.presence.erase(id);
   const auto worker = fleet_.worker_with_id(id);
   if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::is_expelled_for_messages(reason))
     return report_violation(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
@@ -330,6 +328,8 @@ bool Invariants::honest_may_be_outvoted() const {
 }
 
 void Invariants::check_learner_statistics() {
+  fleet_.check();
+  world_.check();
   if (!fleet_.application_error().empty() &&
       std::none_of(violations_.begin(), violations_.end(),
                    [](const Violation& violation) { return violation.rule == std::string(kSound); }))

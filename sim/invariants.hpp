@@ -100,7 +100,18 @@ class Invariants final : public Observer, public FleetObserver {
     bool connected = false;
     TimePoint away_since{}, last_heartbeat_at{};
   };
-  Presence& presence(WorkerId id);
+  // Messages of a flooding worker over all its connections, counted by the learner's own budget.
+  struct Flood {
+    overlay::MessageBudget budget;
+    std::uint64_t messages_over_budget = 0;
+  };
+  // The workers and budgets that one process of the learner knows.
+  struct LearnerView {
+    std::uint64_t learner_start = 0;
+    std::map<WorkerId, Presence> presence;
+    std::map<WorkerId, Flood> floods;
+  };
+  LearnerView& learner_view();  // of the current process
   void on_flood(WorkerId from, const overlay::ControlMessage& message);
   void record_have(std::size_t worker, const overlay::Have& have, bool starts_connection);
 
@@ -119,17 +130,9 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t corrupt_chunks_before;  // corrupt chunks that the child had counted
   };
   std::optional<BadChunk> chunk_in_delivery_;  // a bad chunk that its receiver is about to check
-  // Messages of a flooding worker over all its connections, counted by the learner's own budget.
-  struct Flood {
-    overlay::MessageBudget budget;
-    std::uint64_t messages_over_budget = 0;
-  };
-  std::map<WorkerId, Flood> floods_;
+  LearnerView learner_view_;
   // Number of identities of workers that accuse falsely. A new identity of the same worker counts again.
   std::size_t slandering_identities_ = 0;
-  std::uint64_t floods_learner_start_ = 0;  // floods_ counts for this start of the learner
-  std::map<WorkerId, Presence> presence_;
-  std::uint64_t presence_learner_start_ = 0;  // presence_ is the view after this start of the learner
   bool faults_over_ = false;
   std::uint64_t waste_allowance_bytes_ = 0;  // grows with each change of an edge
   std::uint64_t steps_ = 0;

@@ -84,9 +84,11 @@ std::vector<act::Send> MaliciousRewriter::rewrite(act::Send&& send, TimePoint) {
     parent_connections_.erase(conn);  // a new process reuses the id
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
     parent_connections_.insert(conn);
+    // Forgets the connection with the lowest id, which is mostly the oldest.
     if (parent_connections_.size() > kParentConnectionsMax) parent_connections_.erase(parent_connections_.begin());
     if (options_.leak && accomplices_ && hello->grant) {
       accomplices_->hellos.push_back(*hello);
+      // The intruder claims to hold nothing, so that a deceived parent would send it everything.
       accomplices_->hellos.back().have.items.clear();
       accomplices_->hellos.back().have.position.reset();
     }
@@ -202,7 +204,7 @@ void MaliciousRewriter::forge(const ControlMessage& message, act::Send& send, st
     constexpr std::uint64_t kIdMax = 2'000'000;  // no id of a simulated fleet is larger
     beacon->sequence += 1000;                    // newer than the learner's next beacons
     beacon->revoked = {};
-    beacon->revoked.append(1, kIdMax);
+    beacon->revoked.append(1, kIdMax);  // all ids from 1 to kIdMax
     changed.beacon = random_.below(2) == 0 ? *first_beacon_ : Signed(sign(*beacon, key));
     send.head = Slice(encode_control(changed));
   }

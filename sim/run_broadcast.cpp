@@ -31,7 +31,7 @@ Status RunBroadcast::change_links(const Receiver& receiver) {
       link.down = receiver.down;
     }
   ++links_changed_;
-  return timed_payload_.count > 0 ? compute_times(timed_payload_) : ok();
+  return times_.payload.count > 0 ? compute_times(times_.payload) : ok();
 }
 
 Status RunBroadcast::plan() {
@@ -104,7 +104,7 @@ Status RunBroadcast::plan() {
   depth_ = topology_.depth();
   ++topologies_planned_;
   members_changed_ = links_changed_ = 0;
-  timed_payload_ = {};
+  times_.payload = {};
   return ok();
 }
 
@@ -115,8 +115,6 @@ Status RunBroadcast::prepare(Bytes payload) {
     links_.clear();  // so that the next call with members plans again
     copies_sent_.clear();
     copies_between_regions_ = 0;
-    first_time_ = median_time_ = quorum_time_ = {};
-    timed_payload_ = {};
     members_changed_ = 1;
     return ok();
   }
@@ -124,22 +122,22 @@ Status RunBroadcast::prepare(Bytes payload) {
   // A changed link has changed the times already (change_links()). It counts towards a new plan only at the next
   // publication, because the test above comes first.
   members_changed_ += std::exchange(links_changed_, 0);
-  return timed_payload_ == payload ? ok() : compute_times(payload);
+  return times_.payload == payload ? ok() : compute_times(payload);
 }
 
 Status RunBroadcast::compute_times(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent_size{static_cast<std::uint64_t>(wire_bytes(payload))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent_size, chunk_size(sent_size), request.learner_up, links_,
-                                             request.paths.regions.ways));
-  timed_payload_ = payload;
-  first_time_ = Duration::max();
-  for (chains::Completion& completion : times_.workers) {
+  ECHO_ASSIGN(times_.broadcast, chains::broadcast_time(topology_, sent_size, chunk_size(sent_size), request.learner_up,
+                                                       links_, request.paths.regions.ways));
+  times_.payload = payload;
+  times_.first = Duration::max();
+  for (chains::Completion& completion : times_.broadcast.workers) {
     completion.time = std::min(completion.time, from_seconds(kMaxDeliverySeconds));
-    first_time_ = std::min(first_time_, completion.time);
+    times_.first = std::min(times_.first, completion.time);
   }
-  median_time_ = times_.fraction(0.5);
-  quorum_time_ = times_.fraction(request.quorum);
+  times_.median = times_.broadcast.fraction(0.5);
+  times_.quorum = times_.broadcast.fraction(request.quorum);
   return ok();
 }
 
@@ -157,18 +155,18 @@ double RunBroadcast::wire_bytes(Bytes payload) const {
 }
 
 Duration RunBroadcast::time_of(WorkerId id) const {
-  const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id,
+  const auto it = std::lower_bound(times_.broadcast.workers.begin(), times_.broadcast.workers.end(), id,
                                    [](const auto& completion, WorkerId wanted) { return completion.id < wanted; });
-  if (it != times_.workers.end() && it->id == id) return it->time;
+  if (it != times_.broadcast.workers.end() && it->id == id) return it->time;
   const auto member = members_.find(id);
-  if (member == members_.end()) return median_time_;
+  if (member == members_.end()) return times_.median;
   // The worker joined after the topology was planned: the median time, but not less than its downlink needs.
-  const double download_s = wire_bytes(timed_payload_) / member->second.down.bytes_per_s();
-  return std::max(median_time_, from_seconds(download_s));
+  const double download_s = wire_bytes(times_.payload) / member->second.down.bytes_per_s();
+  return std::max(times_.median, from_seconds(download_s));
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(timed_payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
+  return chains::lower_bound(times_.payload, scenario_.request.learner_up, links_, scenario_.request.quorum,
                              scenario_.request.paths.regions.ways);
 }
 

@@ -17,7 +17,7 @@ struct Receiver {
   WorkerId id;
   BitRate up, down;
   std::uint32_t region = 0;  // index in the plan request's regions
-  double reliability = 1;
+  double reliability = 1;    // share of the time that it is up
 };
 
 class RunBroadcast {
@@ -36,8 +36,8 @@ class RunBroadcast {
   // Time from the publication until this worker holds the payload of the last prepare().
   Duration time_of(WorkerId id) const;
   // Time until the first worker holds it. The learner's links are busy that long, so the next publication waits.
-  Duration first_completion() const { return first_time_; }
-  Duration quorum_time() const { return quorum_time_; }
+  Duration first_completion() const { return times_.first; }
+  Duration quorum_time() const { return times_.quorum; }
   Duration lower_bound() const;  // for the payload without wire overhead, as in the learner's report
   // Numbers of whole payloads sent, by one node or from one region to another. A stripe is one of n parts of the
   // payload, so an edge of one stripe counts 1/n.
@@ -52,6 +52,12 @@ class RunBroadcast {
   std::uint64_t topologies_planned() const { return topologies_planned_; }
 
  private:
+  // When the workers hold a payload.
+  struct Times {
+    Bytes payload;  // 0: the times must be computed again
+    chains::BroadcastTimes broadcast;
+    Duration first{}, median{}, quorum{};
+  };
   Status plan();
   Status compute_times(Bytes payload);
   Bytes chunk_size(Bytes sent_size) const;
@@ -69,9 +75,7 @@ class RunBroadcast {
   double copies_between_regions_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t topologies_planned_ = 0;
-  Bytes timed_payload_;  // payload for which times_ was computed; 0: it must be computed again
-  chains::BroadcastTimes times_;
-  Duration first_time_{}, median_time_{}, quorum_time_{};
+  Times times_;
   BitRate median_up_;
 };
 

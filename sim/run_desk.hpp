@@ -26,7 +26,7 @@ struct DeskGroup {
   GroupId id;
   WorkerId worker;
   Version version;
-  double granted_s = 0;
+  double granted_s = 0;                   // when it was leased
   std::uint32_t tokens = 0, longest = 0;  // tokens of all responses; of the longest one
   bool mixed_versions = false;            // begun under one policy and finished under a newer one
 };
@@ -36,8 +36,11 @@ class RunDesk {
  public:
   explicit RunDesk(const DeskOptions& options);
 
+  // Leases up to `groups_max` groups to a worker that has policy `version`. `newest`: the newest version that any
+  // worker may have. `free_share`: the share of the worker's capacity that has no work.
   std::vector<replay_buffer::LiveLease> grant(WorkerId worker, Version version, std::uint64_t groups_max,
                                               Version newest, double free_share, double now_s);
+  // Seconds since the last call for which the worker asked for work and got none.
   double take_seconds_without_work(WorkerId worker, double now_s) {
     return core_.take_seconds_without_work(worker, now_s);
   }

@@ -2,7 +2,9 @@
 #include "sim/run_fleet.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "provisioner/fleet_rules.hpp"
 
@@ -14,9 +16,9 @@ using namespace provisioner;
 constexpr double kNeverS = 1e18;      // after all events
 constexpr double kAnswerSeconds = 2;  // from a request to the provider's answer
 constexpr double kBytesPerGb = 1e9;
-constexpr std::size_t kSearchResultMax = 512;  // offers per search; the core considers no more
-constexpr std::uint64_t kPlannedDecisionsKept = 200;
-constexpr double kRandomSpread = 1000;  // range of the random prices for OfferChoice::kRandom
+constexpr std::size_t kSearchResultMax = 512;         // offers per search; the core considers no more
+constexpr std::uint64_t kPlannedDecisionsKept = 200;  // in the result: rentals of the plan's choice
+constexpr double kRandomSpread = 1000;                // OfferChoice::kRandom: highest random price / lowest one
 
 constexpr std::uint64_t kFaultStream = 21, kPriceStream = 22;  // random streams of the seed
 
@@ -32,31 +34,29 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
   for (std::size_t i = 0; i < scenario.offers.size(); ++i) {
     const Offer& offer = scenario.offers[i].offer;
     FleetOffer listed = provisioner::fleet_offer(request, offer);
-    rent_usd_per_hour_.push_back(listed.usd_per_hour);
-    // For a random choice, the core sees random prices but pays the real ones.
+    const double usd_per_hour = listed.usd_per_hour;
+    // For a random choice, the core sees random prices but pays the real ones. A random price is in proportion to the
+    // throughput, so that the price per rollout is random.
     if (scenario.offer_choice == OfferChoice::kRandom)
       listed.usd_per_hour = offer.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
     index_by_id_[offer.id] = i;
-    listed_offers_.push_back(std::move(listed));
+    const bool is_eligible = !provisioner::ineligibility_reason(request, offer);  // plans exclude the others, too
+    offers_.push_back({std::move(listed), usd_per_hour, is_eligible ? 0 : kNeverS});
   }
-  available_from_s_.assign(listed_offers_.size(), 0);
-  for (std::size_t i = 0; i < listed_offers_.size(); ++i)
-    if (provisioner::ineligibility_reason(request, scenario.offers[i].offer))
-      available_from_s_[i] = kNeverS;  // plans exclude it too
-  cheapest_first_.resize(listed_offers_.size());
+  cheapest_first_.resize(offers_.size());
   std::iota(cheapest_first_.begin(), cheapest_first_.end(), std::size_t{0});
   const auto usd_per_rollout = [&](std::size_t i) {
-    return listed_offers_[i].all_usd_per_hour() / std::max(listed_offers_[i].rollouts_per_s, 1e-12);
+    return offers_[i].listed.all_usd_per_hour() / std::max(offers_[i].listed.rollouts_per_s, 1e-12);
   };
   std::stable_sort(cheapest_first_.begin(), cheapest_first_.end(),
                    [&](auto a, auto b) { return usd_per_rollout(a) < usd_per_rollout(b); });
   std::vector<std::string> wanted_ids;
   std::vector<FleetOffer> first_offers = search_result();
-  std::vector<bool> in_search_result(listed_offers_.size());
+  std::vector<bool> in_search_result(offers_.size());
   for (const FleetOffer& offer : first_offers) in_search_result[index_by_id_.at(offer.id)] = true;
   for (const std::size_t i : wanted) {
-    wanted_ids.push_back(listed_offers_[i].id);
-    if (!in_search_result[i]) first_offers.push_back(listed_offers_[i]);
+    wanted_ids.push_back(offers_[i].listed.id);
+    if (!in_search_result[i]) first_offers.push_back(offers_[i].listed);
   }
   core_.emplace(rules, first_offers, wanted_ids);
 }
@@ -64,8 +64,8 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
 std::vector<FleetOffer> RunFleet::search_result() const {
   std::vector<FleetOffer> offers;
   for (const std::size_t i : cheapest_first_) {
-    if (available_from_s_[i] > now_s_ || !(listed_offers_[i].rollouts_per_s > 0)) continue;
-    offers.push_back(listed_offers_[i]);
+    if (offers_[i].available_from_s > now_s_ || !(offers_[i].listed.rollouts_per_s > 0)) continue;
+    offers.push_back(offers_[i].listed);
     if (offers.size() == kSearchResultMax) break;
   }
   return offers;
@@ -81,13 +81,8 @@ void RunFleet::tick(double now_s) {
   while (!answers_.empty() && answers_.top().at_s <= now_s) {
     const FleetEvent event = answers_.top().event;
     answers_.pop();
-    if (const auto* stopped = std::get_if<fleet::Stopped>(&event)) {
-      const auto ticket = static_cast<std::size_t>(stopped->ticket);
-      if (!gone_at_provider_[ticket - 1]) {
-        gone_at_provider_[ticket - 1] = true;
-        hooks_.on_returned(stopped->ticket);
-      }
-    }
+    if (const auto* stopped = std::get_if<fleet::Stopped>(&event))
+      if (!std::exchange(rental(stopped->ticket).is_gone, true)) hooks_.on_returned(stopped->ticket);
     carry_out(core_->handle(event, time_of(now_s)));
   }
   if (now_s - searched_s_ >= seconds(scenario_.request.fleet.search_every)) {
@@ -129,37 +124,36 @@ void RunFleet::perform(const fleet::Book& book) {
   SimMachine machine;
   machine.offer = book.offer;
   machine.region = scenario_.offers[index].region;
-  machine.usd_per_hour = rent_usd_per_hour_[index];
+  machine.usd_per_hour = offers_[index].usd_per_hour;
   machine.paid_from_s = now_s_;
   result_.machines.push_back(std::move(machine));
-  offer_by_ticket_.push_back(index);
-  is_paid_.push_back(true);
-  gone_at_provider_.push_back(false);
-  rent_usd_per_hour_sum_ += rent_usd_per_hour_[index];
-  carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(offer_by_ticket_.size())}, time_of(now_s_)));
+  rentals_.push_back({.offer = index});
+  rent_usd_per_hour_sum_ += offers_[index].usd_per_hour;
+  carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(rentals_.size())}, time_of(now_s_)));
 }
 
 void RunFleet::perform(const fleet::Start& start) {
-  const std::size_t index = offer_of(start.ticket);
-  const bool available = available_from_s_[index] <= now_s_ && !draws_.chance(scenario_.faults.refused);
+  MarketOffer& offer = offers_[rental(start.ticket).offer];
+  const bool available = offer.available_from_s <= now_s_ && !draws_.chance(scenario_.faults.refused);
   const double boot_s = draws_.lognormal(scenario_.boot_s);
   if (!available) {
-    gone_at_provider_[static_cast<std::size_t>(start.ticket) - 1] = true;
+    rental(start.ticket).is_gone = true;
     return answer(kAnswerSeconds, fleet::StartFailed{.ticket = start.ticket,
                                                      .why = "another customer rents it",
-                                                     .retryable = available_from_s_[index] <= now_s_,
+                                                     .retryable = offer.available_from_s <= now_s_,
                                                      .perhaps_rented = false});
   }
-  available_from_s_[index] = kNeverS;
+  offer.available_from_s = kNeverS;
   answer(kAnswerSeconds, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});
   const bool never_joins = draws_.chance(scenario_.faults.never_joins);
-  hooks_.on_booting(start.ticket, index, never_joins ? kNeverS : now_s_ + std::max(kAnswerSeconds, boot_s));
+  hooks_.on_booting(start.ticket, rental(start.ticket).offer,
+                    never_joins ? kNeverS : now_s_ + std::max(kAnswerSeconds, boot_s));
 }
 
 void RunFleet::perform(const fleet::Stop& stop) { answer(kAnswerSeconds, fleet::Stopped{stop.ticket}); }
 
 void RunFleet::perform(const fleet::FindInstance& search) {
-  const bool exists = !gone_at_provider_[static_cast<std::size_t>(search.ticket) - 1];
+  const bool exists = !rental(search.ticket).is_gone;
   answer(
       kAnswerSeconds,
       fleet::Found{.ticket = search.ticket,
@@ -168,9 +162,7 @@ void RunFleet::perform(const fleet::FindInstance& search) {
 }
 
 void RunFleet::perform(const fleet::BookEnd& end) {
-  const auto ticket = static_cast<std::size_t>(end.ticket);
-  if (!is_paid_[ticket - 1]) return;
-  is_paid_[ticket - 1] = false;
+  if (!std::exchange(rental(end.ticket).is_paid, false)) return;
   settle_rent(now_s_);
   SimMachine& machine = this->machine(end.ticket);
   machine.paid_to_s = now_s_;
@@ -182,8 +174,8 @@ void RunFleet::perform(const fleet::BookEnd& end) {
     machine.paid_from_s = now_s_;
   }
   result_.machine_hours += (machine.paid_to_s - machine.paid_from_s) / 3600;
-  const std::size_t index = offer_of(end.ticket);
-  if (available_from_s_[index] == kNeverS) available_from_s_[index] = now_s_;  // it was not lost: offered again at once
+  MarketOffer& offer = offers_[rental(end.ticket).offer];
+  if (offer.available_from_s == kNeverS) offer.available_from_s = now_s_;  // it was not lost: offered again at once
 }
 
 void RunFleet::perform(const fleet::Drain& drain) { hooks_.on_drain(drain.worker); }
@@ -197,14 +189,19 @@ void RunFleet::perform(const fleet::Note& note) {
 }
 
 void RunFleet::lose_machine(Ticket ticket, bool outbid, double now_s) {
-  if (gone_at_provider_[static_cast<std::size_t>(ticket) - 1]) return;
-  gone_at_provider_[static_cast<std::size_t>(ticket) - 1] = true;
-  available_from_s_[offer_of(ticket)] = now_s + seconds(scenario_.churn.returns_after);
+  if (std::exchange(rental(ticket).is_gone, true)) return;
+  offers_[rental(ticket).offer].available_from_s = now_s + seconds(scenario_.churn.returns_after);
   handle(fleet::Exited{ticket, outbid ? "outbid" : "the host is gone", outbid}, now_s);
 }
 
+void RunFleet::check() const {
+  double sum = 0;
+  for (const Rental& rental : rentals_) sum += rental.is_paid ? offers_[rental.offer].usd_per_hour : 0;
+  ECHO_CHECK(std::abs(sum - rent_usd_per_hour_sum_) <= 1e-6 * (1 + sum), "${} of ${}", rent_usd_per_hour_sum_, sum);
+}
+
 void RunFleet::record_traffic(Ticket ticket, double bytes_in, double bytes_forwarded) {
-  const FleetOffer& offer = listed_offers_[offer_of(ticket)];
+  const FleetOffer& offer = offers_[rental(ticket).offer].listed;
   SimMachine& machine = this->machine(ticket);
   machine.bytes_in += bytes_in;
   machine.bytes_forwarded += bytes_forwarded;

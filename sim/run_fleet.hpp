@@ -14,7 +14,7 @@ namespace echoline::sim {
 class RunFleet {
  public:
   struct Hooks {
-    // A machine has been rented. `joins_s`: when its worker joins; kNeverS of run_fleet.cpp: never.
+    // A machine has been rented. `joins_s`: when its worker joins; never, if it is kNeverS (1e18, in run_fleet.cpp).
     std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)> on_booting;
     std::function<void(provisioner::Ticket)> on_returned;  // the machine has ended at the fleet core's request
     std::function<void(WorkerId)> on_drain;                // the worker takes no new work and ends what it has
@@ -31,15 +31,23 @@ class RunFleet {
   double usd(double now_s) const;                                 // total cost so far, with the learner
   double usd_per_hour() const { return rent_usd_per_hour_sum_; }  // of all machines, without the learner
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
-  std::size_t offer_of(provisioner::Ticket ticket) const {
-    return offer_by_ticket_[static_cast<std::size_t>(ticket) - 1];
-  }
   // Reports to the fleet core that the machine has died, or was taken away because another customer offered more
   // (`outbid`).
   void lose_machine(provisioner::Ticket ticket, bool outbid, double now_s);
   void record_traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
+  void check() const;  // aborts if the sum of rents disagrees with the rentals
 
  private:
+  struct MarketOffer {
+    provisioner::FleetOffer listed;  // as the core sees it
+    double usd_per_hour = 0;         // true rent
+    double available_from_s = 0;     // when it is available again; kNeverS: rented
+  };
+  struct Rental {
+    std::size_t offer = 0;
+    bool is_paid = true;   // its end is not booked, so it costs
+    bool is_gone = false;  // the provider has no such machine
+  };
   struct Answer {  // of the provider or ledger, to one of the core's actions
     double at_s = 0;
     std::uint64_t sequence = 0;
@@ -61,21 +69,19 @@ class RunFleet {
   void answer(double after_s, provisioner::FleetEvent event);
   // Adds the rent since the last call to the result. Needed before each change of rent_usd_per_hour_sum_.
   void settle_rent(double now_s);
+  Rental& rental(provisioner::Ticket ticket) { return rentals_[static_cast<std::size_t>(ticket) - 1]; }
   // The cheapest available offers, as many as a search returns.
   std::vector<provisioner::FleetOffer> search_result() const;
 
   const RunScenario& scenario_;
   Hooks hooks_;
   RunResult& result_;
-  Draws draws_;                                         // refusals, boot times, machines that never join
-  std::vector<provisioner::FleetOffer> listed_offers_;  // by offer index
-  std::vector<double> rent_usd_per_hour_;               // true rent, by offer index
-  std::vector<std::size_t> cheapest_first_;             // offer indices, cheapest per rollout first
-  std::vector<double> available_from_s_;                // by offer: when it is available again; kNeverS: rented
-  std::map<std::string, std::size_t, std::less<>> index_by_id_;  // of offers
+  Draws draws_;  // refusals, boot times, machines that never join
+  std::vector<MarketOffer> offers_;
+  std::vector<std::size_t> cheapest_first_;                      // indices of offers_, cheapest per rollout first
+  std::map<std::string, std::size_t, std::less<>> index_by_id_;  // of offers_
   std::optional<provisioner::FleetCore> core_;
-  std::vector<std::size_t> offer_by_ticket_;      // by ticket
-  std::vector<bool> is_paid_, gone_at_provider_;  // by ticket: its rent is paid; its provider has no such machine
+  std::vector<Rental> rentals_;  // by ticket
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
   double now_s_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost

@@ -17,7 +17,7 @@ using namespace provisioner;
 
 constexpr std::string_view kOperation = "simulate a run";
 constexpr int kMeanSamples = 20'000;              // responses drawn for the mean length
-constexpr double kRandomSpread = 1000;            // range of the random prices for OfferChoice::kRandom
+constexpr double kRandomSpread = 1000;            // OfferChoice::kRandom: highest random price / lowest one
 constexpr std::size_t kPlannerWorkersMax = 1024;  // limit of provisioner/plan's search
 constexpr std::uint64_t kPriceStream = 23;        // random stream of the seed
 constexpr int kRoundsMax = 8;                     // of plan_by_price(); each assumes a longer broadcast time
@@ -74,7 +74,7 @@ Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>
   Plan plan;
   plan.request = scenario.request;
   plan.method = "by price";
-  Duration assumed_time{};
+  Duration assumed_time{};  // of a broadcast
   for (int round = 0; round < kRoundsMax; ++round) {
     const PlanRequest& request = scenario.request;
     ECHO_ASSIGN(plan.target,
@@ -93,6 +93,7 @@ Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>
     assumed_time = t_b;
   }
   plan.broadcast_time = assumed_time;
+  // The lag of so large a fleet is not computed; one step is assumed.
   plan.staleness_worst = scenario.request.staleness_worst ? scenario.request.staleness_worst(/*lag=*/1)
                                                           : scenario.request.staleness_budget;
   constexpr double kRounding = 1e-9;
@@ -117,7 +118,7 @@ Result<std::optional<double>> predict_idle(const RunScenario& scenario, const st
   request.fleet.install_time_expected = scenario.install_time.value_or(request.fleet.install_time_expected);
   const bool sends_snapshots = scenario.publication_form == PublicationForm::kSnapshot;
   Bytes payload = scenario.snapshot_bytes.value_or(request.full_bytes);
-  if (!sends_snapshots && !scenario.delta_bytes.empty()) {
+  if (!sends_snapshots && !scenario.delta_bytes.empty()) {  // their median size
     std::vector<Bytes> deltas = scenario.delta_bytes;
     const auto middle = deltas.begin() + static_cast<std::ptrdiff_t>(deltas.size() / 2);
     std::nth_element(deltas.begin(), middle, deltas.end());
@@ -151,7 +152,8 @@ Receiver receiver_of(const RunScenario& scenario, const RunOffer& run_offer, Wor
 }
 
 double mean_tokens(const RunScenario& scenario) {
-  // The seed is not the run's, because promised rates, which are given in rollouts, must not depend on it.
+  // A fixed seed instead of the run's: the mean converts a worker's promised rollouts/s to tokens/s, and its speed must
+  // not depend on the run's seed.
   Draws draws(/*seed=*/1, /*stream=*/41);
   double sum = 0;
   const double tokens_max = scenario.lease.tokens_max;
@@ -173,7 +175,9 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     if (!index_by_id.emplace(run_offer.offer.id, offers.size()).second)
       return fail(Code::kInvalid, kOperation, "offer '{}' occurs twice", run_offer.offer.id);
     offers.push_back(run_offer.offer);
-    if (scenario.offer_choice == OfferChoice::kRandom) {  // only for the planner; the result has the real prices
+    if (scenario.offer_choice == OfferChoice::kRandom) {
+      // Only the planner sees this price; the result has the real one. It is in proportion to the throughput, so that
+      // the price per rollout, by which offers are chosen, is random.
       offers.back().gpu_usd_per_hour =
           run_offer.offer.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
       offers.back().storage_usd_per_hour = 0;
@@ -181,16 +185,17 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     }
   }
   const bool exceeds_planner = scenario.request.fleet.workers_max > kPlannerWorkersMax;
-  // plan_by_price() sets `wanted` and leaves no rows, so the loop over chosen() adds only make_plan()'s.
   auto plan = exceeds_planner ? plan_by_price(scenario, offers, start.wanted) : make_plan(scenario.request, offers);
   if (plan) {
     start.plan = std::move(*plan);
+    // The offers chosen by make_plan(). A plan of plan_by_price() has no rows: `wanted` already has its offers.
     for (const PlanRow* row : start.plan.chosen()) start.wanted.push_back(index_by_id.at(row->offer.id));
   } else {
     if (plan.error().code != Code::kInfeasible) return std::move(plan).error();
     start.plan_error = plan.error().message();
     start.plan.request = scenario.request;
-    // The longest times that the fleet core plans for.
+    // Without a plan, no broadcast time is known. These are the longest times that the fleet core plans for, because
+    // with longer ones more workers hardly help.
     const CapacityTerms terms = scenario.request.capacity_terms();
     const PublicationTimes planned_times = half_of_longest_times(scenario.request.pace, terms);
     ECHO_ASSIGN(start.plan.target, capacity_target(scenario.request.pace, planned_times, terms));

@@ -30,7 +30,7 @@ enum class LeaseRule { kInTime, kAnyAge };
 // An offer as the market states it, with its true properties.
 struct RunOffer {
   provisioner::Offer offer;
-  std::uint32_t region = 0;  // of RunScenario::regions
+  std::uint32_t region = 0;  // index in RunScenario::regions
   double rate_share = 1;     // true throughput, as a share of the promised one
 };
 
@@ -124,7 +124,7 @@ struct SimStep {
 
 struct SimPublication {
   std::uint64_t version = 0;
-  double at_s = 0;
+  double at_s = 0;  // end of its learner step
   bool snapshot = false;
   Bytes bytes, learner_bytes;  // size of the payload; bytes that the learner sent
   // T_b: seconds from the publication until the learner knows that the quorum has installed it.
@@ -142,7 +142,7 @@ struct SimMachine {
   std::uint64_t rollouts = 0;  // accepted by the learner
   double bytes_in = 0, bytes_forwarded = 0, usd_traffic = 0;
   std::uint64_t version = 0;  // last version installed
-  std::uint64_t worker = 0;   // 0: never joined
+  std::uint64_t worker = 0;   // number of its worker; 0: never joined
   bool lost = false;
 };
 
@@ -153,12 +153,12 @@ struct SimDecision {  // of the fleet core
 
 struct RunResult {
   provisioner::Plan plan;  // if there is one
-  std::string plan_error;  // why no plan was possible; then everything rentable is rented
+  std::string plan_error;  // why there is no plan; then the cheapest offers within the limits are rented
   // The learner's idle share by PlanRequest::predict_idle, for the first fleet with its true speeds and times.
   std::optional<double> idle_predicted;
   std::string ended;                        // "completed", "time" (time_max is over), or another reason
   double wall_s = 0, first_snapshot_s = 0;  // end of the run; publication of the first snapshot
-  std::uint64_t steps = 0, version = 0;
+  std::uint64_t steps = 0, version = 0;     // learner steps; newest version sent
   std::vector<SimStep> by_step;
   std::vector<SimPublication> publications;
   std::vector<SimMachine> machines;    // all machines that were paid for, in order of renting
@@ -167,7 +167,8 @@ struct RunResult {
   std::map<std::string, std::uint64_t> rejected;        // rollouts that were generated but not trained on, by reason
   std::map<std::string, std::uint64_t> unfinished;      // rollouts of leases without a result, by reason
   std::map<std::uint64_t, std::uint64_t> stale_by_age;  // of `rejected`, those that were too stale
-  std::map<std::uint64_t, double> in_flight, in_queue;  // average number of rollouts per step, by age
+  // Average number of rollouts at the start of a step, by age: leased; in the buffer, without the step's batch.
+  std::map<std::uint64_t, double> in_flight, in_queue;
   std::uint64_t groups_set_aside = 0;  // groups that are not leased again, because several workers were lost with them
   replay_buffer::LimitedStepCounter work_limits;  // reasons that kept workers from more work
   std::uint64_t machines_planned = 0, machines_started = 0, machines_lost = 0, machines_replaced = 0;
@@ -175,8 +176,8 @@ struct RunResult {
   double learner_bytes_sent = 0;
   double crossing_bytes_sent = 0;    // between regions
   double busy_s = 0, present_s = 0;  // summed over workers: generating; from joining until they leave
-  std::vector<double> recoveries_s;  // times from too little capacity until there was enough again
-  std::size_t workers_peak = 0;
+  std::vector<double> recoveries_s;  // how long each shortfall of capacity lasted
+  std::size_t workers_peak = 0;      // most working at a time
   std::string topology;
   std::uint64_t events = 0, topologies_planned = 0, publications_merged = 0;
   double tokens_generated = 0, tokens_trained = 0;

@@ -2,13 +2,13 @@
 // workers) and the learner's steps. Each event handler may push further events.
 #include <algorithm>
 #include <cmath>
-#include <deque>
 
 #include "provisioner/capacity.hpp"
 #include "sim/event_queue.hpp"
 #include "sim/run_broadcast.hpp"
 #include "sim/run_desk.hpp"
 #include "sim/run_fleet.hpp"
+#include "sim/run_parts.hpp"
 #include "sim/run_plan.hpp"
 #include "sim/run_scenario.hpp"
 #include "sim/run_workers.hpp"
@@ -22,9 +22,9 @@ using State = WorkerState;
 constexpr double kNeverS = 1e18;  // after all events
 // Ticks call the fleet core and the desk. Their interval is one second per this many machines: 5 s for 10,000.
 constexpr std::size_t kMachinesPerTickSecond = 2000;
-constexpr std::size_t kCheckedWorkersMax = 256;  // with more workers, lost ones included, ticks check no invariants
-constexpr double kGroupsHeldMax = 1024;          // per worker, by RunScenario::work_ahead
-constexpr std::uint64_t kLengthStream = 31, kMachineStream = 32;  // random streams of the seed
+constexpr std::size_t kCheckedWorkersMax = 256;    // with more workers, lost ones included, ticks check no invariants
+constexpr double kGroupsHeldMax = 1024;            // per worker, by RunScenario::work_ahead
+constexpr std::uint64_t kMachineStream = 32;       // random stream of the seed
 constexpr std::size_t kAwaitingLongestMax = 64;    // per worker: groups that lack only their longest response
 constexpr double kNoWorkersSecondsMax = 6 * 3600;  // without a working worker; then the run ends
 constexpr double kWaitSecondsMax = 24 * 3600, kWaitStepsMax = 100;  // for one batch; the longer time holds
@@ -53,74 +53,6 @@ enum EventKind : std::uint32_t {
   kRecovers        // a slow machine has its own speed again
 };
 
-struct AwaitedQuorum {    // a publication that the quorum, a share of its target workers, has not installed yet
-  std::size_t index = 0;  // in RunResult::publications
-  std::size_t targets = 0, installed = 0;  // workers that it was sent to; those that have installed it
-};
-
-struct Outgoing {  // a publication waiting for the learner's links
-  std::uint64_t version = 0;
-  double at_s = 0;  // end of its step
-  Bytes bytes;
-  bool snapshot = false;
-};
-
-// Publications that the learner has made but not sent.
-struct Outbox {
-  std::deque<Outgoing> encoding;  // oldest first, encoded one at a time
-  double encoder_free_s = 0;
-  bool links_busy = false;
-  std::optional<Outgoing> waiting;  // encoded, until the links are free
-  std::uint64_t newest_sent = 0;    // version
-  std::uint64_t deltas_made = 0;    // number of publications after the first one
-};
-
-enum class LearnerPhase : std::uint8_t {
-  kNotBegun,  // machines are booting
-  kWaiting,   // for a batch
-  kTraining,
-  kFinishing,  // waits until the workers have the last policy
-  kOver,
-};
-
-// The learner's phase and its current step.
-struct Steps {
-  LearnerPhase phase = LearnerPhase::kNotBegun;
-  double wait_began_s = 0;       // when the current wait for a batch began
-  SimStep row;                   // report of the step in training
-  std::vector<DeskGroup> batch;  // of the step in training
-  bool is(LearnerPhase expected) const { return phase == expected; }
-  bool have_begun() const { return phase != LearnerPhase::kNotBegun; }
-  void set_phase(LearnerPhase next) {
-    const bool is_allowed =
-        next == LearnerPhase::kOver || (next == LearnerPhase::kTraining && is(LearnerPhase::kWaiting)) ||
-        (next == LearnerPhase::kFinishing && is(LearnerPhase::kWaiting)) ||
-        (next == LearnerPhase::kWaiting && (is(LearnerPhase::kTraining) || is(LearnerPhase::kNotBegun)));
-    ECHO_CHECK(is_allowed, "the learner: from {} to {}", static_cast<int>(phase), static_cast<int>(next));
-    phase = next;
-  }
-};
-
-// Measures how long the fleet is short of capacity, each time after it had enough.
-class CapacityWatch {
- public:
-  explicit CapacityWatch(std::vector<double>& recoveries_s) : recoveries_s_(recoveries_s) {}
-  void measure(double rollouts_per_s, double now_s) {
-    const bool is_sufficient = rollouts_per_s >= target * (1 - rules::kDeadband);
-    was_sufficient_ = was_sufficient_ || is_sufficient;
-    if (!was_sufficient_) return;
-    if (!is_sufficient && !short_since_s_) short_since_s_ = now_s;
-    if (is_sufficient && short_since_s_) recoveries_s_.push_back(now_s - *std::exchange(short_since_s_, std::nullopt));
-  }
-
-  double target = 0;  // rollouts/s that the fleet core wants
-
- private:
-  std::vector<double>& recoveries_s_;
-  bool was_sufficient_ = false;
-  std::optional<double> short_since_s_;
-};
-
 // A worker's speed, as shares of its own rates; see SimWorker.
 struct Speed {
   double token_rate_fraction = 1, link_rate_fraction = 1;
@@ -138,9 +70,10 @@ class Simulation {
                           .equal_shares = scenario.lease_shares == LeaseShares::kEqual,
                           .any_age = scenario.lease_rule == LeaseRule::kAnyAge}),
         broadcast_(scenario),
-        length_draws_(scenario.seed, kLengthStream),
+        lengths_(scenario),
         machine_draws_(scenario.seed, kMachineStream),
-        capacity_(result_.recoveries_s) {}
+        capacity_(result_.recoveries_s),
+        quorums_(scenario, result_.publications) {}
 
   Result<RunResult> run() {
     ECHO_ASSIGN(RunStart start, plan_simulated_run(scenario_));
@@ -148,14 +81,12 @@ class Simulation {
     result_.plan_error = std::move(start.plan_error);
     result_.idle_predicted = start.idle_predicted;
     result_.machines_planned = start.wanted.size();
-    tokens_mean_ = mean_tokens(scenario_);
     fleet_.emplace(scenario_, start.rules, start.wanted,
                    RunFleet::Hooks{.on_booting = [this](Ticket ticket, std::size_t offer,
                                                         double joins_s) { on_booting(ticket, offer, joins_s); },
                                    .on_returned = [this](Ticket ticket) { on_returned(ticket); },
                                    .on_drain = [this](WorkerId id) { drain_worker(id); }},
                    result_);
-    machines_planned_ = start.wanted.size();
     capacity_.target = start.rules_target;
     push(0, kTick, 0);
     for (std::size_t i = 0; i < scenario_.churn.preemptions.size(); ++i)
@@ -181,7 +112,7 @@ class Simulation {
     constexpr double kTimeMaxS = 9e9;  // a TimePoint, in nanoseconds, holds little more
     return TimePoint(from_seconds(std::min(time_s, kTimeMaxS)));
   }
-  // `detail`: a version, a lease, a generation number or an index, by the kind.
+  // `detail`: by the kind, a version, a lease, a generation number or an index. Pushes nothing for kNeverS.
   void push(double at_s, EventKind kind, std::size_t worker, std::uint64_t detail = 0) {
     if (at_s < kNeverS) queue_.push(time_of(std::max(at_s, now_)), kind, static_cast<std::uint32_t>(worker), detail, 0);
   }
@@ -258,7 +189,11 @@ class Simulation {
     }
     end_if_last_policy_is_installed();
     check_for_end();
-    if (workers_.size() <= kCheckedWorkersMax) workers_.check();
+    if (workers_.size() <= kCheckedWorkersMax) {
+      workers_.check();
+      quorums_.check();
+      fleet_->check();
+    }
     const double interval_s =
         std::clamp(static_cast<double>(workers_.working()) / kMachinesPerTickSecond, 1.0, seconds(rules::kTickGapMax));
     push(now_ + interval_s, kTick, 0);
@@ -270,7 +205,7 @@ class Simulation {
     worker.ticket = ticket;
     worker.offer = offer;
     worker.promised_rollouts_per_s = scenario_.offers[offer].offer.rollouts_per_s;
-    worker.tokens_per_s = worker.promised_rollouts_per_s * scenario_.offers[offer].rate_share * tokens_mean_;
+    worker.tokens_per_s = worker.promised_rollouts_per_s * scenario_.offers[offer].rate_share * lengths_.mean();
     push(joins_s, kJoins, workers_.add(std::move(worker)));
   }
 
@@ -302,6 +237,7 @@ class Simulation {
     schedule_first_policy_parts(worker_index, transfer_s);
     push(now_ + transfer_s + install_s(), kSynced, worker_index, outbox_.newest_sent);
   }
+  // The fleet core counts each part as progress. Without parts, a slow transfer would look like a stalled worker.
   void schedule_first_policy_parts(std::size_t worker_index, double transfer_s) {
     for (std::uint64_t part = 1; part <= rules::kSnapshotParts; ++part)
       push(now_ + transfer_s * static_cast<double>(part) / static_cast<double>(rules::kSnapshotParts), kPartArrives,
@@ -334,13 +270,7 @@ class Simulation {
       result_.present_s += now_ - worker.joined_s;
       result_.busy_s += worker.busy_s;
       broadcast_.remove(id_of(worker_index));
-      for (auto it = awaited_quorums_.begin(); it != awaited_quorums_.end();) {
-        const std::uint64_t version = it->first;
-        // A syncing worker's version is 0, although it has not installed that yet.
-        const bool was_awaited = worker.was_sent(version) && (worker.version < version || worker.is(State::kSyncing));
-        if (was_awaited && it->second.targets > 0) --it->second.targets;
-        it = was_awaited && quorum_reached(it->second) ? awaited_quorums_.erase(it) : std::next(it);
-      }
+      quorums_.on_lost(worker, now_);
     }
     fleet_->machine(worker.ticket).version = worker.version;
     workers_.set_state(worker_index, State::kDead);
@@ -434,21 +364,11 @@ class Simulation {
     if (workers_[worker_index].drain == SimWorker::Drain::kNo)
       workers_[worker_index].drain = SimWorker::Drain::kAsked;  // it takes no new work
     workers_.leave_idle_queue(worker_index);
-    report_if_drained(worker_index);
+    workers_.end_drain(worker_index);
   }
-  void report_if_drained(std::size_t worker_index) {
-    SimWorker& worker = workers_[worker_index];
-    if (worker.drain != SimWorker::Drain::kAsked || worker.is_dead() || worker.holds_work()) return;
-    worker.drain = SimWorker::Drain::kDone;
-    drained_.push_back(id_of(worker_index));
-  }
-
   void update_capacity() {
-    while (!drained_.empty()) {  // deferred, because the core must not be called during its own callback
-      const WorkerId id = drained_.front();
-      drained_.pop_front();
-      notify_fleet(fleet::Drained{id});
-    }
+    // Deferred, because the core must not be called during its own callback.
+    while (const auto id = workers_.next_drained()) notify_fleet(fleet::Drained{*id});
     capacity_.measure(workers_.rollouts_per_s(), now_);
   }
 
@@ -458,14 +378,12 @@ class Simulation {
         now_ - steps_.wait_began_s > std::max(kWaitSecondsMax, kWaitStepsMax * seconds(scenario_.step_time)))
       result_.ended = "the learner waited for a day";
     if (workers_.size() > kWorkersMax) result_.ended = fmt::format("{} machines were rented", workers_.size());
-    if (workers_.working() > 0 || steps_.is(LearnerPhase::kTraining)) {
-      idle_since_s_.reset();
-      return;
-    }
-    if (!idle_since_s_) idle_since_s_ = now_;
+    const bool is_idle = workers_.working() == 0 && !steps_.is(LearnerPhase::kTraining);
+    const double idle_s = capacity_.idle_seconds(is_idle, now_);
+    if (!is_idle) return;
     if (fleet_->empty() && fleet_->numbers().money_spent)
       result_.ended = "the budget is spent";
-    else if (now_ - *idle_since_s_ >= kNoWorkersSecondsMax)
+    else if (idle_s >= kNoWorkersSecondsMax)
       result_.ended = "no workers";
   }
 
@@ -479,9 +397,10 @@ class Simulation {
     result_.ended = "completed";
   }
 
+  // Begins when all planned machines have joined, or after join_timeout with those that have, and publishes version 0.
   Status begin_if_ready() {
     const std::size_t joined = broadcast_.size();
-    const bool all_joined = joined >= std::max<std::size_t>(1, machines_planned_);
+    const bool all_joined = joined >= std::max<std::size_t>(1, result_.machines_planned);
     if (joined == 0 || (!all_joined && now_ < seconds(scenario_.request.fleet.join_timeout))) return ok();
     steps_.set_phase(LearnerPhase::kWaiting);
     result_.first_snapshot_s = now_;
@@ -513,6 +432,7 @@ class Simulation {
     if (!outbox_.links_busy) return publish(next);
     if (outbox_.waiting) {  // the links are behind, so waiting publications are merged
       ++result_.publications_merged;
+      // Two deltas together are as large as both, but a snapshot is sent if that is smaller.
       next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : outbox_.waiting->bytes.count + next.bytes.count,
                                   snapshot_bytes().count)};
       next.at_s = outbox_.waiting->at_s;
@@ -537,8 +457,7 @@ class Simulation {
     row.predicted_s = seconds(broadcast_.quorum_time());
     if (broadcast_.size() > 0) row.lower_bound_s = seconds(broadcast_.lower_bound());
     row.depth = broadcast_.depth();
-    AwaitedQuorum quorum;
-    quorum.index = result_.publications.size();
+    std::size_t targets = 0;
     std::vector<std::size_t> syncing_workers;
     for (std::size_t worker_index = workers_.first_alive(); worker_index < workers_.size(); ++worker_index) {
       SimWorker& worker = workers_[worker_index];
@@ -551,7 +470,7 @@ class Simulation {
         }
         continue;
       }
-      ++quorum.targets;
+      ++targets;
       const double delivery_s = seconds(broadcast_.time_of(id_of(worker_index)));
       worker.was_sent_version_0 |= is_first_policy;
       if (is_first_policy) schedule_first_policy_parts(worker_index, delivery_s);
@@ -563,11 +482,12 @@ class Simulation {
                         .complete = false};
       push(now_ + delivery_s, kDelivered, worker_index, publication.version);
     }
-    row.workers = quorum.targets;
+    row.workers = targets;
     result_.publications.push_back(row);
-    if (quorum.targets > 0) awaited_quorums_[publication.version] = quorum;
+    quorums_.add(targets);
     for (const std::size_t worker_index : syncing_workers)
       push(now_ + seconds(broadcast_.time_of(id_of(worker_index))), kDelivered, worker_index, publication.version);
+    // The links are busy until the first worker has the whole payload: then the learner has sent all of it.
     outbox_.links_busy = true;
     push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first_completion() : Duration{}), kLinksFree, 0);
     return ok();
@@ -644,12 +564,7 @@ class Simulation {
     const std::uint64_t version_before = worker.version;
     worker.version = std::max(worker.version, version);
     worker.installing = false;
-    for (auto it = awaited_quorums_.begin(); it != awaited_quorums_.end();) {
-      const bool counts = it->first <= worker.version && worker.was_sent(it->first) &&
-                          (it->first > version_before || worker.is(State::kSyncing));
-      it->second.installed += counts ? 1 : 0;
-      it = counts && quorum_reached(it->second) ? awaited_quorums_.erase(it) : std::next(it);
-    }
+    quorums_.on_installed(worker, version_before, now_);
     end_if_last_policy_is_installed();
     if (worker.is(State::kSyncing)) return start_working(worker_index);
     if (worker.delivered > worker.version) return install(worker_index);
@@ -657,21 +572,9 @@ class Simulation {
     request_work(worker_index);
   }
 
-  bool quorum_reached(const AwaitedQuorum& quorum) {
-    if (quorum.targets == 0) return true;  // all target workers have left
-    if (quorum.installed < chains::quorum_count(scenario_.request.quorum, quorum.targets)) return false;
-    SimPublication& row = result_.publications[quorum.index];
-    row.t_b_s = now_ - row.at_s + seconds(scenario_.acknowledge_time);
-    row.installed = quorum.installed;
-    row.workers = quorum.targets;
-    // Counts deltas only, because the run's rate is planned by them.
-    if (!row.snapshot || scenario_.publication_form == PublicationForm::kSnapshot)
-      measured_broadcasts_.push_back({from_seconds(*row.t_b_s), row.bytes});
-    return true;
-  }
-
   // ---- leases ----
 
+  // The group in progress and those that the worker completes in work_ahead, at least groups_at_once.
   std::size_t groups_held_max(const SimWorker& worker) const {
     const double groups_ahead =
         worker.promised_rollouts_per_s * seconds(scenario_.work_ahead) / scenario_.pacing.group_size;
@@ -689,24 +592,11 @@ class Simulation {
     // A worker generates its groups one after another, so one group keeps it busy.
     const auto leases = desk_.grant(id_of(worker_index), Version{worker.version}, groups_max - worker.queue.size(),
                                     Version{outbox_.newest_sent}, /*free_share=*/worker.queue.empty() ? 1 : 0, now_);
-    for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw_work(lease));
+    for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(lengths_.draw_work(lease));
     if (!leases.empty()) workers_.leave_idle_queue(worker_index);  // and perhaps enters it again at the end
     if (worker.queue.size() < groups_max) workers_.enter_idle_queue(worker_index);
     start_generation(worker_index);
     return !leases.empty();
-  }
-
-  Work draw_work(const replay_buffer::LiveLease& lease) {
-    Work work{.lease = lease.record.id, .version = lease.record.version, .granted_s = lease.record.granted_unix_s};
-    const double tokens_max = scenario_.lease.tokens_max;
-    for (std::uint32_t i = 0; i < scenario_.pacing.group_size; ++i) {
-      const double drawn = scenario_.token_histogram ? length_draws_.sample(*scenario_.token_histogram)
-                                                     : length_draws_.lognormal(scenario_.tokens);
-      const auto tokens = static_cast<std::uint32_t>(std::clamp(std::floor(drawn + 0.5), 1.0, tokens_max));
-      work.tokens += tokens;
-      work.longest = std::max(work.longest, tokens);
-    }
-    return work;
   }
 
   // Serves the worker that has waited longest first.
@@ -773,10 +663,10 @@ class Simulation {
       const double reported_s = busy_s - std::exchange(worker.reported_busy_s, busy_s);
       notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
                                     .rollouts = static_cast<double>(scenario_.pacing.group_size),
-                                    .busy_s = std::max(reported_s, *lease_seconds / 2),
+                                    .busy_s = replay_buffer::counted_work_seconds(reported_s, *lease_seconds),
                                     .without_work_s = desk_.take_seconds_without_work(id_of(worker_index), now_)});
     }
-    report_if_drained(worker_index);
+    workers_.end_drain(worker_index);
     try_step();
   }
 
@@ -828,12 +718,10 @@ class Simulation {
       notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
                                     .turned_away = has_no_work && !workers_[worker_index].holds_work(),
                                     .without_work_s = desk_.take_seconds_without_work(id_of(worker_index), now_)});
-    while (!measured_broadcasts_.empty()) {
-      notify_fleet(fleet::BroadcastMeasured{.broadcast_time = measured_broadcasts_.front().first,
-                                            .payload = measured_broadcasts_.front().second,
+    for (const AwaitedQuorums::Measured& measured : quorums_.take_measured())
+      notify_fleet(fleet::BroadcastMeasured{.broadcast_time = measured.broadcast_time,
+                                            .payload = measured.payload,
                                             .install_time = from_seconds(install_s())});
-      measured_broadcasts_.pop_front();
-    }
     const FleetStatus numbers = fleet_->numbers();
     capacity_.target = numbers.target_rollouts_per_s;
     SimStep row = std::exchange(steps_.row, {});
@@ -896,18 +784,15 @@ class Simulation {
   RunDesk desk_;
   RunBroadcast broadcast_;
   std::optional<RunFleet> fleet_;
-  Draws length_draws_, machine_draws_;  // random response lengths; random losses, hangs and slowdowns
-  double now_ = 0, tokens_mean_ = 1;
-  std::size_t machines_planned_ = 0;
+  ResponseLengths lengths_;
+  Draws machine_draws_;  // random losses, hangs and slowdowns
+  double now_ = 0;
 
   RunWorkers workers_;
   Steps steps_;
   Outbox outbox_;
   CapacityWatch capacity_;
-  std::deque<WorkerId> drained_;        // workers whose end of work is not yet reported to the fleet
-  std::optional<double> idle_since_s_;  // since when no worker works and the learner does not train
-  std::map<std::uint64_t, AwaitedQuorum> awaited_quorums_;      // by version
-  std::deque<std::pair<Duration, Bytes>> measured_broadcasts_;  // not yet reported to the fleet
+  AwaitedQuorums quorums_;
 };
 
 }  // namespace

@@ -84,6 +84,20 @@ std::size_t RunWorkers::first_alive() {
   return first_alive_;
 }
 
+void RunWorkers::end_drain(std::size_t worker_index) {
+  SimWorker& worker = workers_[worker_index];
+  if (worker.drain != SimWorker::Drain::kAsked || worker.is_dead() || worker.holds_work()) return;
+  worker.drain = SimWorker::Drain::kDone;
+  drained_.push_back(id_of(worker_index));
+}
+
+std::optional<WorkerId> RunWorkers::next_drained() {
+  if (drained_.empty()) return std::nullopt;
+  const WorkerId id = drained_.front();
+  drained_.pop_front();
+  return id;
+}
+
 void RunWorkers::check() const {
   std::size_t working = 0, idle = 0;
   double rate = 0;

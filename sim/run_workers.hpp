@@ -48,15 +48,16 @@ struct SimWorker {
   Arrival arrival;
   WorkerState state = WorkerState::kBooting;
   enum class Drain : std::uint8_t { kNo, kAsked, kDone } drain = Drain::kNo;
-  std::uint64_t version = 0, delivered = 0;  // newest version installed; newest version received
-  std::uint64_t sent_from_version = 0;       // publications from this version on were sent to it
-  bool was_sent_version_0 = false;           // version 0 was sent to it too
-  bool installing = false, install_is_pending = false, generating = false;
+  std::uint64_t version = 0, delivered = 0;             // newest version installed; newest version received
+  std::uint64_t sent_from_version = 0;                  // publications from this version on were sent to it
+  bool was_sent_version_0 = false;                      // version 0 was sent to it too
+  bool installing = false, install_is_pending = false;  // pending: it starts once the queue is empty
+  bool generating = false;
   double generation_ends_s = 0, generation_began_s = 0;  // of the current work
   std::uint32_t generation_number = 0;  // number of the last kGenerated event; earlier ones that still come are ignored
   std::deque<Work> queue;               // the first is being generated
   std::size_t groups_awaiting_longest = 0;               // groups that lack only their longest response
-  std::map<LeaseId, Work> awaiting_submission;           // such groups, without those that were given back
+  std::map<LeaseId, Work> awaiting_submission;           // of these, the groups that were not given back
   std::uint64_t idle_queue_place = 0;                    // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0, reported_busy_s = 0;  // reported_busy_s: the part that the learner knows
   double received_bytes = 0, forwarded_bytes = 0;        // of policies
@@ -88,6 +89,9 @@ class RunWorkers {
   void forget(provisioner::Ticket ticket) { by_ticket_.erase(ticket); }
   void enter_idle_queue(std::size_t worker_index);
   void leave_idle_queue(std::size_t worker_index);
+  // If the worker shall drain and holds no work, next_drained() will return it.
+  void end_drain(std::size_t worker_index);
+  std::optional<WorkerId> next_drained();  // each once, in order
 
   static WorkerId id_of(std::size_t worker_index) { return WorkerId{worker_index + 1}; }
   SimWorker& operator[](std::size_t worker_index) { return workers_[worker_index]; }
@@ -111,6 +115,7 @@ class RunWorkers {
   double rollouts_per_s_ = 0;
   std::map<std::uint64_t, std::size_t> idle_;  // by idle_queue_place
   std::uint64_t last_idle_queue_place_ = 0;
+  std::deque<WorkerId> drained_;
 };
 
 }  // namespace echoline::sim

@@ -54,7 +54,7 @@ class SoakRun {
   World& world() { return world_; }
 
   void run() {
-    world_.disk(fleet_.learner_host()).configure(DiskOptions{});
+    world_.disk(fleet_.learner_host()).configure(DiskOptions{});  // the usual delays, and no errors yet
     fleet_.start_learner();
     for (const WorkerOptions& worker : scenario_.workers) fleet_.add_worker(worker);
     for (const auto& [from, to] : scenario_.blocked_dials)
@@ -325,11 +325,13 @@ class SoakRun {
         }
         return late_workers.empty();
       };
+      // The last second is for the installation, which does not count.
       while (!all_have_installed(*limit) && world_.now() < begin + *limit + std::chrono::seconds(1))
         if (advance(kCheckInterval)) return true;
       ++timed_publications_;
       if (all_have_installed(*limit)) return false;
       if (attempt < (some_are_malicious ? kAttemptsMaxWithMalice : kAttemptsMax)) {
+        // The next attempt begins when the late workers have this version too.
         for (Duration waited{};
              waited < scenario_.catch_up_time_max && !all_have_installed(scenario_.catch_up_time_max);
              waited += kCheckInterval)

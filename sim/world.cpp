@@ -17,7 +17,7 @@ constexpr std::uint64_t kRetransmissionMaxNs = 1'000'000'000;  // longest time f
 }  // namespace
 
 World::World(const WorldOptions& options)
-    : options_(options), random_(options.seed, kWorldRandomStream), trace_hash_(mix64(options.seed)) {}
+    : options_(options), random_(options.seed, kWorldRandomStream), trace_{.hash = mix64(options.seed), .sink = {}} {}
 World::~World() = default;
 
 HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_t region) {
@@ -27,7 +27,7 @@ HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_
   host->region = region;
   host->unix_origin_s = options_.unix_origin_s + seconds(clock_skew);
   host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), kPort};
-  host_by_address_[host->endpoint.host] = i;
+  addresses_.host_by_address[host->endpoint.host] = i;
   hosts_.push_back(std::move(host));
   return HostId{i};
 }
@@ -99,7 +99,7 @@ void World::kill(HostId id, Death death) {
   host.connections.clear();
   host.certificate.clear();
   host.paused_until = {};
-  host.has_power = crash;
+  host.has_power = crash;  // after a crash, the machine refuses connections; without power, it answers nothing
   if (crash)
     host.disk.on_crash(now_);
   else
@@ -132,40 +132,21 @@ void World::pause(HostId id, TimePoint until) {
 bool World::is_paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
 
 std::uint64_t World::start_partition(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
-  Partition partition{.number = next_partition_++,
-                      .from = std::vector<bool>(hosts_.size()),
-                      .to = std::vector<bool>(hosts_.size()),
-                      .one_way = one_way};
-  for (const HostId host : from) partition.from[host.value] = true;
-  for (const HostId host : to) partition.to[host.value] = true;
-  partitions_.push_back(std::move(partition));
-  hash_event(kHashPartition, partitions_.back().number, one_way);
-  trace_line("partition {}{}: from {} hosts to {}", partitions_.back().number, one_way ? " (one way)" : "", from.size(),
-             to.size());
-  return partitions_.back().number;
-}
-
-bool World::is_partitioned(std::size_t from, std::size_t to) const {
-  for (const Partition& partition : partitions_) {
-    // A host that was added after the partition is in neither group.
-    const auto contains = [](const std::vector<bool>& group, std::size_t host_index) {
-      return host_index < group.size() && group[host_index];
-    };
-    if (contains(partition.from, from) && contains(partition.to, to)) return true;
-    if (!partition.one_way && contains(partition.from, to) && contains(partition.to, from)) return true;
-  }
-  return false;
+  const std::uint64_t number = partitions_.start(from, to, one_way, hosts_.size());
+  hash_event(kHashPartition, number, one_way);
+  trace_line("partition {}{}: from {} hosts to {}", number, one_way ? " (one way)" : "", from.size(), to.size());
+  return number;
 }
 
 void World::end_partition(std::uint64_t number) {
-  if (std::erase_if(partitions_, [&](const Partition& partition) { return partition.number == number; }) == 0) return;
+  if (!partitions_.end(number)) return;
   hash_event(kHashPartitionEnd, number, 0);
   trace_line("partition {} is healed", number);
-  for (const auto& connection : connections_)
+  for (const auto& connection : connections_.all)
     for (const std::size_t end_index : {0, 1}) {
       const Side side{connection.get(), end_index};
       End &self = end(side), &peer = end(peer_side(side));
-      if (!connection->in_use || is_partitioned(peer.host, self.host)) continue;
+      if (!connection->in_use || partitions_.separate(peer.host, self.host)) continue;
       if (self.parked_transfers == 0 && self.unacknowledged_bytes == 0) continue;
       // TCP uses the healed path from its next retransmission on.
       const TimePoint retransmitted_at =
@@ -199,12 +180,11 @@ void World::reset_all_connections(HostId id) {
 
 void World::change_address(HostId id) {
   Host& host = *hosts_[id.value];
-  host_by_address_.erase(host.endpoint.host);
-  ++address_changes_;
-  host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (address_changes_ >> 16 & 15), address_changes_ >> 8 & 255,
-                                   address_changes_ & 255);
-  host_by_address_[host.endpoint.host] = id.value;
-  hash_event(kHashChangeAddress, id.value, address_changes_);
+  addresses_.host_by_address.erase(host.endpoint.host);
+  const std::uint64_t change = ++addresses_.changes;  // numbers the new addresses, so that none is used twice
+  host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (change >> 16 & 15), change >> 8 & 255, change & 255);
+  addresses_.host_by_address[host.endpoint.host] = id.value;
+  hash_event(kHashChangeAddress, id.value, change);
   trace_line("host {} is at {} from now on", id, host.endpoint.host);
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!find_side(id.value, conn)) continue;  // its core has closed it meanwhile
@@ -237,9 +217,7 @@ void World::set_connections_max(HostId id, std::size_t connections_max) {
 }
 
 void World::run_at(TimePoint time, std::function<void()> work) {
-  const std::uint64_t script = next_script_++;
-  scripts_.emplace(script, std::move(work));
-  push(std::max(time, now_), kScript, 0, script);
+  push(std::max(time, now_), kScript, 0, scripts_.add(std::move(work)));
 }
 
 void World::push(TimePoint at, EventKind kind, std::uint64_t host, std::uint64_t detail, std::uint64_t generation) {
@@ -251,7 +229,7 @@ void World::push(TimePoint at, EventKind kind, const Side& side) {
 }
 
 World::Side World::side_of(const Event& event) {
-  Connection& connection = *connections_[event.detail >> 1];
+  Connection& connection = *connections_.all[event.detail >> 1];
   if (!connection.in_use || connection.generation != event.generation) return {};
   return {&connection, event.detail & 1};
 }
@@ -277,12 +255,13 @@ void World::handle(const Event& event) {
   // Events of a paused process wait. Scripts and the uplink belong to the world, not to a process.
   if (event.kind != kScript && event.kind != kUplink && hosts_[event.host]->paused_until > now_) {
     Host& host = *hosts_[event.host];
+    // Otherwise on_timer() would ignore the moved event.
     if (event.kind == kTimer && host.timer_at == event.at) host.timer_at = host.paused_until;
     return queue_.push(host.paused_until, event.kind, event.host, event.detail, event.generation);
   }
   switch (event.kind) {
     case kScript: {
-      const auto script = scripts_.extract(event.detail);
+      const auto script = scripts_.waiting.extract(event.detail);
       return script.mapped()();
     }
     case kTimer:
@@ -323,13 +302,20 @@ void World::handle(const Event& event) {
   }
 }
 
+void World::check() const {
+  connections_.check();
+  ECHO_CHECK(addresses_.host_by_address.size() == hosts_.size());
+  for (std::size_t i = 0; i < hosts_.size(); ++i)
+    ECHO_CHECK(addresses_.host_by_address.at(hosts_[i]->endpoint.host) == i, "host {}", i);
+}
+
 void World::hash_event(std::uint64_t kind, std::uint64_t host, std::uint64_t detail) {
-  trace_hash_ = mix64(trace_hash_ ^ mix64(static_cast<std::uint64_t>(now_.time_since_epoch().count()) ^ kind << 56 ^
+  trace_.hash = mix64(trace_.hash ^ mix64(static_cast<std::uint64_t>(now_.time_since_epoch().count()) ^ kind << 56 ^
                                           host << 36 ^ detail));
 }
 
 void World::note(const std::string& text) {
-  for (const char c : text) trace_hash_ = mix64(trace_hash_ ^ static_cast<unsigned char>(c));
+  for (const char c : text) trace_.hash = mix64(trace_.hash ^ static_cast<unsigned char>(c));
   trace_line("{}", text);
 }
 
@@ -340,17 +326,6 @@ Duration World::delay(std::size_t from, std::size_t to) const {
 Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
   if (options_.jitter <= Duration{}) return delay(from, to);
   return delay(from, to) + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
-}
-
-// The time at which data that leaves the uplink at `sent_at` has also crossed the link between the two regions.
-TimePoint World::region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint sent_at) {
-  const auto from_region = hosts_[from]->region, to_region = hosts_[to]->region;
-  if (from_region != to_region) bytes_crossed_ += bytes;
-  const double rate = options_.regions.rate(from_region, to_region).bytes_per_s();
-  if (!std::isfinite(rate)) return sent_at;
-  TimePoint& link_free_at = region_link_free_at_[{from_region, to_region}];
-  link_free_at = std::max(link_free_at, sent_at) + from_seconds(static_cast<double>(bytes) / rate);
-  return link_free_at;
 }
 
 void World::perform_actions(std::size_t host_index) {

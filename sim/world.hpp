@@ -15,10 +15,10 @@
 #include "sim/disk.hpp"
 #include "sim/event_queue.hpp"
 #include "sim/fifo.hpp"
+#include "sim/world_state.hpp"
 
 namespace echoline::sim {
 
-using HostId = Id<struct HostTag>;
 using overlay::ConnId;
 
 // A host's access link. Connections with data take turns on the uplink. The downlink passes data in order of arrival.
@@ -39,12 +39,6 @@ struct WorldOptions {
   double split_transfer_share = 0;  // probability that a read takes only a part of what has arrived
   Duration dial_timeout = std::chrono::seconds(5);
   double unix_origin_s = 1.7e9;  // wall clock of a host without skew at TimePoint zero
-};
-
-// The authority whose certificates are accepted.
-struct RunAuthority {
-  std::string run_id;
-  overlay::trust::PublicKey key;
 };
 
 // The program on a host. It owns its core; the world calls the core and performs its actions.
@@ -89,7 +83,7 @@ class World {
   ~World();
 
   // Makes hosts show and check certificates from now on. Without an authority all connections are anonymous.
-  void set_authority(RunAuthority authority) { authority_ = std::move(authority); }
+  void set_authority(RunAuthority authority) { certificates_.authority = std::move(authority); }
 
   HostId add_host(const AccessLink& link, Duration clock_skew = {}, std::uint32_t region = 0);
   overlay::Endpoint endpoint_of(HostId host) const;
@@ -153,23 +147,26 @@ class World {
 
   void set_observer(Observer* observer) { observer_ = observer; }
   // Receives one line per event; slow, but changes nothing.
-  void set_trace(std::function<void(const std::string&)> sink) { trace_sink_ = std::move(sink); }
+  void set_trace(std::function<void(const std::string&)> sink) { trace_.sink = std::move(sink); }
   void note(const std::string& text);  // adds a line of the scenario to the trace and to its hash
 
-  std::uint64_t trace_hash() const { return trace_hash_; }
+  std::uint64_t trace_hash() const { return trace_.hash; }
   std::uint64_t events() const { return events_; }
   std::uint64_t bytes_sent(HostId host) const;
-  std::uint64_t bytes_crossed() const { return bytes_crossed_; }  // between regions
+  std::uint64_t bytes_crossed() const { return region_links_.bytes_crossed; }  // between regions
+  void check() const;                                                          // aborts if an invariant is broken
 
  private:
   struct Transfer;
   struct End;
   struct Connection;
   struct Host;
-  struct Partition {
-    std::uint64_t number;
-    std::vector<bool> from, to;
-    bool one_way;
+  // Connections by slot, and the slots that can be used again.
+  struct ConnectionSlots {
+    std::vector<std::unique_ptr<Connection>> all;
+    std::vector<std::size_t> free;
+    Connection& take();
+    void check() const;  // aborts if a slot is free and in use, or neither
   };
   enum EventKind : std::uint32_t {
     kScript,     // a function given to run_at()
@@ -227,43 +224,33 @@ class World {
   void break_connection(const Side& side, std::string reason);
   void set_reading(std::size_t host, const overlay::act::SetReading& reading);
   void free_connection(Connection& connection);
-  bool is_partitioned(std::size_t from, std::size_t to) const;
   void on_disk(std::size_t host);
 
   Duration delay(std::size_t from, std::size_t to) const;
   Duration delay_and_jitter(std::size_t from, std::size_t to);
-  TimePoint region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint sent_at);
   void hash_event(std::uint64_t kind, std::uint64_t host, std::uint64_t detail);
   template <class... Args>
   void trace_line(fmt::format_string<Args...> format, Args&&... args) {
-    if (trace_sink_)
-      trace_sink_(
+    if (trace_.sink)
+      trace_.sink(
           fmt::format("{:.6f} {}", seconds(now_.time_since_epoch()), fmt::format(format, std::forward<Args>(args)...)));
   }
 
   WorldOptions options_;
-  std::optional<RunAuthority> authority_;
-  struct CheckedCertificate {
-    Result<overlay::trust::PeerIdentity> identity;
-    double valid_from_unix_s;  // earliest time at which it was valid
-  };
-  std::map<std::string, CheckedCertificate> checked_certificates_;  // by the certificate's bytes
+  Certificates certificates_;
   Random random_;
   TimePoint now_{};
-  std::uint64_t trace_hash_ = 0, events_ = 0, next_partition_ = 0, next_script_ = 0;
+  Trace trace_;
+  std::uint64_t events_ = 0;
   EventQueue queue_;
-  std::unordered_map<std::uint64_t, std::function<void()>> scripts_;
+  Scripts scripts_;
   std::vector<std::unique_ptr<Host>> hosts_;
-  std::unordered_map<std::string, std::size_t> host_by_address_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> region_link_free_at_;  // by regions (from, to)
-  std::uint64_t bytes_crossed_ = 0;
-  std::vector<std::unique_ptr<Connection>> connections_;  // by slot
-  std::vector<std::size_t> free_slots_;                   // of connections_
-  std::uint64_t address_changes_ = 0;
-  std::vector<Partition> partitions_;
+  Addresses addresses_;
+  RegionLinks region_links_;
+  ConnectionSlots connections_;
+  Partitions partitions_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> blocked_dials_;  // hosts (from, to)
   Observer* observer_ = nullptr;
-  std::function<void(const std::string&)> trace_sink_;
 };
 
 }  // namespace echoline::sim

@@ -1,4 +1,6 @@
 // Opening and closing of a world's connections: dialling, certificates, closing.
+#include <algorithm>
+
 #include "sim/world_parts.hpp"
 
 namespace echoline::sim {
@@ -17,15 +19,26 @@ World::Side World::find_side(std::size_t host_index, ConnId conn) {
   return it == hosts_[host_index]->connections.end() ? Side{} : it->second;
 }
 
-void World::dial(std::size_t host_index, const act::Dial& dial) {
-  if (free_slots_.empty()) {
-    free_slots_.push_back(connections_.size());
-    connections_.push_back(std::make_unique<Connection>());
-    connections_.back()->slot = free_slots_.back();
+World::Connection& World::ConnectionSlots::take() {
+  if (free.empty()) {
+    free.push_back(all.size());
+    all.push_back(std::make_unique<Connection>());
+    all.back()->slot = free.back();
   }
-  Connection& connection = *connections_[free_slots_.back()];
-  free_slots_.pop_back();
+  Connection& connection = *all[free.back()];
+  free.pop_back();
   connection.in_use = true;
+  return connection;
+}
+
+void World::ConnectionSlots::check() const {
+  for (const std::size_t slot : free) ECHO_CHECK(!all[slot]->in_use, "slot {}", slot);
+  const auto in_use = std::count_if(all.begin(), all.end(), [](const auto& connection) { return connection->in_use; });
+  ECHO_CHECK(free.size() + static_cast<std::size_t>(in_use) == all.size());
+}
+
+void World::dial(std::size_t host_index, const act::Dial& dial) {
+  Connection& connection = connections_.take();
   connection.service = dial.service;
   connection.expected = dial.expected;
   connection.dialled = now_;
@@ -39,8 +52,8 @@ void World::dial(std::size_t host_index, const act::Dial& dial) {
   ECHO_CHECK(hosts_[host_index]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice",
              host_index, dial.conn);
   if (reached_limit) return fail_dial(side, "too many open files", now_);
-  const auto address = host_by_address_.find(dial.to.host);
-  if (address == host_by_address_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
+  const auto address = addresses_.host_by_address.find(dial.to.host);
+  if (address == addresses_.host_by_address.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
   end(peer_side(side)).host = address->second;
   trace_line("host {} dials host {} (connection {})", host_index, address->second, dial.conn);
   push(now_ + delay_and_jitter(host_index, address->second), kSyn, side);
@@ -58,7 +71,7 @@ void World::on_syn(const Side& dialler) {
   Host& server = *hosts_[to];
   const TimePoint deadline = connection.dialled + options_.dial_timeout;
   const TimePoint links_stopped_until = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
-  if (is_partitioned(from, to) || is_partitioned(to, from) || links_stopped_until > now_) {
+  if (partitions_.separate(from, to) || partitions_.separate(to, from) || links_stopped_until > now_) {
     const TimePoint retry_at = std::max(now_ + kSynRetry, links_stopped_until);
     if (retry_at >= deadline) return fail_dial(dialler, "connection timed out", deadline);
     return push(retry_at, kSyn, dialler);
@@ -78,7 +91,7 @@ void World::on_connected(const Side& dialler) {
   const Host& server = *hosts_[peer.host];
   if (!server.process || server.incarnation != peer.incarnation)
     return break_connection(dialler, "connection reset during the handshake");
-  if (authority_) {
+  if (certificates_.authority) {
     const auto identity = verify_certificate(server.certificate, self.host, connection.expected == kLearnerId);
     if (!identity) return break_connection(dialler, identity.error().message());
     const bool expects_learner = connection.expected == kLearnerId;
@@ -112,12 +125,14 @@ void World::on_accept(const Side& dialler) {
   };
   if (!server.process || server.incarnation != self.incarnation) {
     if (server.has_power) return refuse();
+    // The machine lost power, so the dialler gets no answer.
     self.state = End::State::kClosed;
     self.vanished = true;
     return;
   }
   PeerIdentity identity;
-  if (authority_ && connection.service != act::Service::kEnrol) {
+  // A worker that enrols has no certificate yet.
+  if (certificates_.authority && connection.service != act::Service::kEnrol) {
     const auto proven = verify_certificate(hosts_[client.host]->certificate, self.host, false);
     if (!proven) {
       trace_line("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
@@ -138,29 +153,9 @@ void World::on_accept(const Side& dialler) {
   if (self.arrived_transfers > 0) push(now_, kRead, peer_side(dialler));
 }
 
-// Checks a certificate as the handshake does, at the run's time as the host `verifier` knows it. `ageless`: its dates
-// are not checked (the learner's certificate). Each certificate is parsed once.
+// Checks a certificate at the run's time as the host `verifier` knows it.
 Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t verifier, bool ageless) {
-  if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
-  const auto der = std::as_bytes(std::span(certificate));
-  const double now_unix_s = hosts_[verifier]->process->core().run_unix_s(now_);
-  auto it = checked_certificates_.find(certificate);
-  if (it == checked_certificates_.end()) {
-    CheckedCertificate checked{
-        .identity = trust::check_certificate(der, authority_->key, authority_->run_id, std::nullopt),
-        .valid_from_unix_s = 0};
-    // No earlier time is known to be valid yet, so the first check below parses the certificate again.
-    checked.valid_from_unix_s = checked.identity ? checked.identity->expires_unix_s : 0;
-    it = checked_certificates_.emplace(certificate, std::move(checked)).first;
-  }
-  CheckedCertificate& checked = it->second;
-  if (!checked.identity) return checked.identity.error();
-  if (ageless) return *checked.identity;
-  if (now_unix_s >= checked.valid_from_unix_s && now_unix_s < checked.identity->expires_unix_s)
-    return *checked.identity;
-  ECHO_TRY(trust::check_certificate(der, authority_->key, authority_->run_id, now_unix_s));
-  checked.valid_from_unix_s = std::min(checked.valid_from_unix_s, now_unix_s);
-  return *checked.identity;
+  return certificates_.verify(certificate, hosts_[verifier]->process->core().run_unix_s(now_), ageless);
 }
 
 void World::close(std::size_t host_index, ConnId conn) {
@@ -199,7 +194,7 @@ void World::free_connection(Connection& connection) {
   ++connection.generation;
   connection.failure.clear();
   for (End& end_of_connection : connection.ends) end_of_connection = End{};
-  free_slots_.push_back(connection.slot);
+  connections_.free.push_back(connection.slot);
 }
 
 }  // namespace echoline::sim

@@ -26,8 +26,8 @@ enum HashedKind : std::uint64_t {
 // carries its ending instead: an orderly end, or a reset.
 struct World::Transfer {
   enum class Ending : std::uint8_t { kNone, kEnd, kReset };
-  overlay::Slice head, tail;
-  std::size_t reported_bytes = 0;  // reported to the sending core as taken; malice may change the real size
+  overlay::Slice head, tail;       // as in act::Send
+  std::size_t reported_bytes = 0;  // reported to the core as taken; a dishonest host may send another number
   Ending ending = Ending::kNone;
   TimePoint sent_at{}, arrives_at{};  // when it has left the uplink, and its earliest arrival at the receiver
   std::size_t read_bytes = 0;         // passed to the decoder
@@ -51,12 +51,13 @@ struct World::End {
   bool reading = true;    // the host's core takes data from this connection
   overlay::FrameDecoder decoder;
 
-  // Transfers to this end, in order. An event kFirstByte or kArrives names no transfer: it is for the first one that
-  // has not had such an event. So transfers cannot overtake each other.
+  // Transfers to this end, in order. The events kFirstByte and kArrives name no transfer. Each applies to the first
+  // transfer that still lacks it, so transfers cannot overtake each other.
   Fifo<Transfer> inbound;
   std::size_t scheduled_transfers = 0;  // of inbound: the first byte has reached the downlink
   std::size_t arrived_transfers = 0;    // of inbound: arrived and not read
   std::size_t parked_transfers = 0;     // arrivals waiting for a partition to heal
+  // When the latest scheduled transfer arrives: its first byte, and all of it. Later transfers arrive no earlier.
   TimePoint first_arrival{}, last_arrival{};
 
   Fifo<Transfer> outbound;  // of this end: waiting for the uplink

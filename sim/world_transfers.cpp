@@ -21,6 +21,7 @@ constexpr Duration kRetransmissionTimeout = std::chrono::milliseconds(200);
 std::string describe(const Frame& frame) {
   if (frame.type == FrameType::kChunk) return fmt::format("chunk {} of {} bytes", frame.chunk.index, frame.body.size());
   if (frame.type == FrameType::kApplication) return fmt::format("application message of {} bytes", frame.body.size());
+  // By the index of a message's type in ControlMessage.
   static constexpr std::string_view kNames[] = {
       "Enrol",        "Enrolled",    "Renew",        "Renewed",    "Hello",    "Welcome",   "Assign",    "DialChild",
       "NeedHelp",     "Help",        "Announcement", "Manifest",   "Beacon",   "PeerHello", "Have",      "MoreStreams",
@@ -56,12 +57,14 @@ void World::send(std::size_t host_index, act::Send&& message) {
     queue_transfer(target,
                    {.head = std::move(out.head), .tail = std::move(out.tail), .reported_bytes = reported_bytes});
   }
+  // If the rewriter withholds the message, an empty transfer reports its bytes.
   if (unreported_bytes > 0) queue_transfer(side, {.head = {}, .tail = {}, .reported_bytes = unreported_bytes});
 }
 
 void World::queue_transfer(const Side& from, Transfer&& transfer) {
   End& self = end(from);
   Host& host = *hosts_[self.host];
+  // A reset overtakes the queue. On an unlimited uplink, nothing has to wait for its turn.
   if (transfer.ending == Transfer::Ending::kReset ||
       (!host.link.up && host.links_stopped_until <= now_ && self.outbound.empty()))
     return start_transfer(from, std::move(transfer));
@@ -110,11 +113,13 @@ void World::start_transfer(const Side& from, Transfer&& transfer) {
   Duration latency = delay_and_jitter(self.host, peer.host);
   if (options_.stalled_transfer_share > 0 && random_.uniform() < options_.stalled_transfer_share)
     latency += kRetransmissionTimeout * (1 << random_.below(4));  // TCP doubles the timeout each time
-  const TimePoint crossed_at = transfer.ending == Transfer::Ending::kReset
-                                   ? transfer.sent_at
-                                   : region_link_passed_at(self.host, peer.host, bytes, transfer.sent_at);
+  const TimePoint crossed_at =
+      transfer.ending == Transfer::Ending::kReset
+          ? transfer.sent_at
+          : region_links_.passed_at(options_.regions, host.region, hosts_[peer.host]->region, bytes, transfer.sent_at);
   transfer.arrives_at = std::max(crossed_at + latency, peer.last_arrival);
   peer.last_arrival = transfer.arrives_at;
+  // The first byte is ahead of the last one by the time of sending.
   const TimePoint first_byte_at =
       std::max({now_ + latency, transfer.arrives_at - (transfer.sent_at - now_), peer.first_arrival});
   peer.first_arrival = first_byte_at;
@@ -164,7 +169,7 @@ void World::on_first_byte(const Side& to) {
 void World::on_arrive(const Side& to) {
   End &self = end(to), &peer = end(peer_side(to));
   if (self.arrived_transfers >= self.inbound.size()) return;  // its sender died meanwhile
-  if (is_partitioned(peer.host, self.host)) {
+  if (partitions_.separate(peer.host, self.host)) {
     ++self.parked_transfers;
     return;
   }
@@ -212,7 +217,7 @@ void World::read_arrived(Side to) {
     }
     // Tells the sender that there is room again.
     End& sender = end(peer_side(to));
-    if (is_partitioned(host_index, sender.host)) {
+    if (partitions_.separate(host_index, sender.host)) {
       sender.unacknowledged_bytes += taken_bytes;
     } else {
       sender.unread_bytes -= std::min(sender.unread_bytes, taken_bytes);
@@ -256,7 +261,7 @@ bool World::decode_part(const Side& to, const Slice& slice, std::size_t begin, s
     if (!frame) continue;
     hash_event(kHashFrame, host_index, frame->body.size() ^ conn.value << 24);
     const std::size_t from = end(peer_side(to)).host;
-    if (trace_sink_) trace_line("host {} connection {} (host {}): {}", host_index, conn, from, describe(*frame));
+    if (trace_.sink) trace_line("host {} connection {} (host {}): {}", host_index, conn, from, describe(*frame));
     if (observer_) observer_->on_frame(HostId{from}, HostId{host_index}, end(to).peer, *frame);
     hosts_[host_index]->process->core().on_frame(conn, std::move(*frame), now_);
     perform_actions(host_index);

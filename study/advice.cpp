@@ -10,14 +10,16 @@
 #include <tuple>
 
 #include "base/parallel.hpp"
+#include "learner/report.hpp"
 #include "sim/run_plan.hpp"
-#include "study/sim_run_config.hpp"
+#include "study/sim_run_report.hpp"
 
 namespace echoline::study {
 namespace {
 
 using nlohmann::json;
 
+// The keys whose values are searched; kSearchedKeys is their number.
 enum SearchedKey : std::size_t { kBudget, kPublishEvery, kLookahead, kTopology, kHeadroom, kPlaces, kSearchedKeys };
 constexpr std::array<const char*, kSearchedKeys> kKeyNames{"staleness.budget",    "staleness.publish_every",
                                                            "staleness.lookahead", "network.topology",
@@ -26,7 +28,7 @@ using SearchedValues = std::array<std::string, kSearchedKeys>;
 
 // The values that are tried beside the run file's own.
 constexpr std::array<double, 3> kBudgetShares{1, 0.75, 0.5};  // of the greatest staleness budget
-constexpr std::array<std::uint32_t, 5> kPeriods{1, 2, 3, 4, 6};
+constexpr std::array<std::uint32_t, 5> kPublicationPeriods{1, 2, 3, 4, 6};
 constexpr std::array<int, 3> kLookaheadsFromPeriod{-1, 0, 1};  // and `auto`
 constexpr std::array<const char*, 4> kTopologies{"auto", "trees", "stripes", "best_chains"};
 constexpr std::array<const char*, 5> kHeadrooms{"0", "0.05", "0.1", "0.15", "0.25"};
@@ -39,27 +41,20 @@ struct HalvingRound {
   double steps_share = 0;
   std::size_t kept = 0;
 };
-constexpr std::array kRounds{HalvingRound{0.125, 14}, HalvingRound{0.25, 7}, HalvingRound{0.5, 5}};
+constexpr std::array kRounds{HalvingRound{.steps_share = 0.125, .kept = 14},
+                             HalvingRound{.steps_share = 0.25, .kept = 7}, HalvingRound{.steps_share = 0.5, .kept = 5}};
 constexpr std::uint64_t kStepsMin = 16;  // of a simulation
 // Topology and places decide prices and broadcast times for all combinations. So their values are tried one by one with
 // the run file's other settings before the search, and again with the best others, as is the lookahead.
-constexpr std::array kBaseKeys{kTopology, kPlaces};
-constexpr double kBaseStepsShare = 0.25;
-constexpr double kClearlyBetter = 0.95;  // short simulations are not more exact than that
+constexpr std::array kKeysTriedFirst{kTopology, kPlaces};
+constexpr double kFirstTrialsStepsShare = 0.25;
+constexpr double kClearlyBetter = 0.95;  // ratio of two figures; short simulations are not more exact than 5 %
 constexpr std::array kKeysTriedAgain{kLookahead, kTopology, kPlaces};
 
 struct AdviceCandidate {
   SearchedValues values;
   AdviceFigures figures;
 };
-
-std::uint64_t staleness_quantile(const std::map<std::uint64_t, double>& rollouts_by_age, double share) {
-  double sum = 0, below = 0;
-  for (const auto& [age, rollouts] : rollouts_by_age) sum += rollouts;
-  for (const auto& [age, rollouts] : rollouts_by_age)
-    if ((below += rollouts) >= share * sum) return age;
-  return 0;
-}
 
 AdviceFigures mean_of_seeds(std::span<const AdviceFigures> seeds) {
   AdviceFigures mean = seeds.front();
@@ -89,7 +84,7 @@ void set_cost(AdviceFigures& figures, double usd, double hours) {
 }
 
 // Equal for combinations that differ in keys without an effect, as a lookahead beyond the budget's bound.
-bool have_same_run(const AdviceFigures& a, const AdviceFigures& b) {
+bool are_same_run(const AdviceFigures& a, const AdviceFigures& b) {
   return a.usd == b.usd && a.hours == b.hours && a.staleness_mean == b.staleness_mean;
 }
 
@@ -100,9 +95,9 @@ class AdviceSearch {
 
   Result<Advice> run() {
     ECHO_TRY(read_given());
-    ECHO_ASSIGN(const SearchedValues base, best_base());
-    std::vector<AdviceCandidate> candidates = paced_candidates(base);
-    expect_work(candidates.size());
+    ECHO_ASSIGN(const SearchedValues first_settings, choose_first_settings());
+    std::vector<AdviceCandidate> candidates = candidates_of_pacing(first_settings);
+    estimate_work(candidates.size());
     plan_all(candidates);
     keep_best_plans(candidates);
     if (candidates.empty()) return no_plan_error();
@@ -115,14 +110,15 @@ class AdviceSearch {
     Advice advice;
     advice.aim = arguments_.aim;
     advice.seed = seed_;
-    // The whole runs, and the run file's own: the advice is never worse than what the user has.
+    // The last candidates are simulated as whole runs, and the run file's own settings as well, so that the advice is
+    // never worse than what the user has.
     candidates.push_back({given_, {}});
     ECHO_TRY(simulate_all(candidates, steps_total_, kAdviceSeeds));
     advice.given = advised_run(candidates.back());
-    if (given_budget_ > budget_max_) candidates.pop_back();
+    if (given_budget_ > budget_max_) candidates.pop_back();  // the user does not accept the run file's own budget
     keep_best(candidates, kAdvisedMax);
     for (const AdviceCandidate& candidate : candidates) advice.best.push_back(advised_run(candidate));
-    advice.within_limits = candidates.front().figures.possible && excess(candidates.front().figures) <= 1;
+    advice.within_limits = candidates.front().figures.possible && ratio_to_limits(candidates.front().figures) <= 1;
     ECHO_TRY(add_effects(candidates.front(), advice));
     advice.plans = plans_;
     advice.simulations = simulations_;
@@ -130,11 +126,12 @@ class AdviceSearch {
   }
 
  private:
-  Result<SimRun> load(const SearchedValues& values, KeyValues more = {}) const {
+  // Loads the run file with the searched keys at `values`, and with `more_overrides`.
+  Result<SimRun> load(const SearchedValues& values, KeyValues more_overrides = {}) const {
     KeyValues overrides = arguments_.overrides;
     for (std::size_t key = 0; key < kSearchedKeys; ++key)
       if (values[key] != given_[key]) overrides.emplace_back(kKeyNames[key], values[key]);
-    overrides.insert(overrides.end(), more.begin(), more.end());
+    overrides.insert(overrides.end(), more_overrides.begin(), more_overrides.end());
     return load_sim_run(ConfigFile::load(arguments_.scenario), overrides);
   }
 
@@ -170,11 +167,11 @@ class AdviceSearch {
         for (const double share : kBudgetShares) add(std::to_string(std::lround(share * budget_max_)));
         break;
       case kPublishEvery:
-        for (const std::uint32_t period : kPeriods) add(std::to_string(period));
+        for (const std::uint32_t period : kPublicationPeriods) add(std::to_string(period));
         break;
       case kLookahead:
         add("auto");
-        for (const int more : kLookaheadsFromPeriod) add(std::to_string(std::stoll(values[kPublishEvery]) + more));
+        for (const int offset : kLookaheadsFromPeriod) add(std::to_string(std::stoll(values[kPublishEvery]) + offset));
         break;
       case kTopology:
         for (const char* topology : kTopologies) add(topology);
@@ -192,11 +189,11 @@ class AdviceSearch {
     return all;
   }
 
-  // Every combination of the keys that pace the run, with the other keys as in `base`, and without headroom: if that
-  // has no plan, no headroom has one.
-  std::vector<AdviceCandidate> paced_candidates(const SearchedValues& base) const {
+  // Every combination of the keys that pace the run, with the other keys as in `first_settings`, and without headroom:
+  // if that has no plan, no headroom has one.
+  std::vector<AdviceCandidate> candidates_of_pacing(const SearchedValues& first_settings) const {
     std::vector<AdviceCandidate> all;
-    SearchedValues values = base;
+    SearchedValues values = first_settings;
     values[kHeadroom] = kHeadrooms.front();
     for (const std::string& budget : choices(kBudget, values)) {
       values[kBudget] = budget;
@@ -261,9 +258,9 @@ class AdviceSearch {
   // lookaheads of one publication period only.
   void keep_best_plans(std::vector<AdviceCandidate>& candidates) const {
     sort_best_first(candidates);
-    std::map<std::string, std::size_t> kept_of_period;
+    std::map<std::string, std::size_t> kept_by_period;
     std::erase_if(candidates, [&](const AdviceCandidate& candidate) {
-      return ++kept_of_period[candidate.values[kPublishEvery]] > kPlansPerPeriod;
+      return ++kept_by_period[candidate.values[kPublishEvery]] > kPlansPerPeriod;
     });
   }
 
@@ -271,7 +268,7 @@ class AdviceSearch {
     auto run = load(values, {{"run.steps", std::to_string(steps)}, {"simulation.seed", std::to_string(seed)}});
     if (!run && run.error().code == Code::kInvalid) return AdviceFigures{};  // the file's checks exclude it
     if (!run) return std::move(run).error();
-    run->scenario.request.predict_idle = nullptr;  // which takes time and does not change the simulation
+    run->scenario.request.predict_idle = nullptr;  // the prediction takes time and does not change the simulation
     ECHO_ASSIGN(const sim::RunResult result, sim::simulate_run(run->scenario));
     return advice_figures(result, steps_total_);
   }
@@ -280,16 +277,16 @@ class AdviceSearch {
   Status simulate_all(std::span<AdviceCandidate> candidates, std::uint64_t steps, std::size_t seeds = 1) {
     const std::size_t count = candidates.size() * seeds;
     std::vector<AdviceFigures> figures(count);
-    std::vector<Status> ended(count);
+    std::vector<Status> statuses(count);
     for_each_parallel(count, threads_, [&](unsigned, std::size_t i) {
       auto simulated = simulate(candidates[i / seeds].values, steps, seed_ + i % seeds);
       if (simulated)
         figures[i] = *simulated;
       else
-        ended[i] = std::move(simulated).error();
+        statuses[i] = std::move(simulated).error();
       report_progress();
     });
-    for (const Status& status : ended) ECHO_TRY(status);
+    for (const Status& status : statuses) ECHO_TRY(status);
     for (std::size_t i = 0; i < candidates.size(); ++i)
       candidates[i].figures = mean_of_seeds(std::span(figures).subspan(i * seeds, seeds));
     simulations_ += count;
@@ -309,15 +306,17 @@ class AdviceSearch {
   }
 
   // The run file's settings, or with another topology or other places if these are clearly better.
-  Result<SearchedValues> best_base() {
+  Result<SearchedValues> choose_first_settings() {
     std::vector<AdviceCandidate> candidates{{given_, {}}};
-    add_changes(candidates, given_, kBaseKeys);
-    ECHO_TRY(simulate_all(candidates, steps_of(kBaseStepsShare)));
+    add_changes(candidates, given_, kKeysTriedFirst);
+    ECHO_TRY(simulate_all(candidates, steps_of(kFirstTrialsStepsShare)));
     const AdviceFigures given = candidates.front().figures;
     sort_best_first(candidates);
     const AdviceFigures& best = candidates.front().figures;
-    const double ratio =
-        excess(given) > 1 ? excess(best) / excess(given) : target_of(best) / std::max(target_of(given), 1e-9);
+    // Where the run file's settings exceed the limits, the excess is compared, otherwise the aim. 1e-9: against a
+    // division by 0.
+    const double ratio = ratio_to_limits(given) > 1 ? ratio_to_limits(best) / ratio_to_limits(given)
+                                                    : target_of(best) / std::max(target_of(given), 1e-9);
     return !given.possible || ratio < kClearlyBetter ? candidates.front().values : given_;
   }
 
@@ -332,7 +331,7 @@ class AdviceSearch {
     ECHO_TRY(simulate_all(candidates, steps_total_, kAdviceSeeds));
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       advice.effects[i].with_given = candidates[i].figures;
-      advice.effects[i].within_limits = excess(candidates[i].figures) <= 1;
+      advice.effects[i].within_limits = ratio_to_limits(candidates[i].figures) <= 1;
     }
     std::ranges::stable_sort(advice.effects, [&](const AdviceEffect& a, const AdviceEffect& b) {
       return is_better(b.with_given, a.with_given);
@@ -341,7 +340,7 @@ class AdviceSearch {
   }
 
   // The greatest ratio of a figure to its limit, for the worst seed.
-  double excess(const AdviceFigures& figures) const {
+  double ratio_to_limits(const AdviceFigures& figures) const {
     return std::max(arguments_.hours_max ? figures.hours_max / *arguments_.hours_max : 0,
                     arguments_.usd_max ? figures.usd_max / *arguments_.usd_max : 0);
   }
@@ -351,8 +350,8 @@ class AdviceSearch {
   }
   bool is_better(const AdviceFigures& a, const AdviceFigures& b) const {
     if (a.possible != b.possible) return a.possible;
-    const double excess_a = std::max(1.0, excess(a)), excess_b = std::max(1.0, excess(b));
-    if (excess_a != excess_b) return excess_a < excess_b;
+    const double ratio_a = std::max(1.0, ratio_to_limits(a)), ratio_b = std::max(1.0, ratio_to_limits(b));
+    if (ratio_a != ratio_b) return ratio_a < ratio_b;
     return std::tuple(target_of(a), a.usd, a.hours) < std::tuple(target_of(b), b.usd, b.hours);
   }
   // Candidates with fewer changes of the run file come before equal ones with more.
@@ -371,7 +370,7 @@ class AdviceSearch {
     sort_best_first(candidates);
     const auto repeated_from = std::unique(
         candidates.begin(), candidates.end(),
-        [](const AdviceCandidate& a, const AdviceCandidate& b) { return have_same_run(a.figures, b.figures); });
+        [](const AdviceCandidate& a, const AdviceCandidate& b) { return are_same_run(a.figures, b.figures); });
     candidates.erase(repeated_from, candidates.end());
     candidates.resize(std::min(candidates.size(), count));
   }
@@ -389,15 +388,16 @@ class AdviceSearch {
   }
 
   // The work is not known before it is done. The shown total is an estimate that does not grow.
-  void expect_work(std::size_t plans) {
-    std::size_t simulations = kPeriods.size() * kPlansPerPeriod * kHeadrooms.size();
+  void estimate_work(std::size_t plans) {
+    std::size_t simulations = kPublicationPeriods.size() * kPlansPerPeriod * kHeadrooms.size();
     for (const HalvingRound& round : kRounds) simulations += round.kept;
     constexpr std::size_t kChangesExpected = 10, kEffectsExpected = 4;
     simulations += 2 * kChangesExpected + (kRounds.back().kept + 1 + kEffectsExpected) * kAdviceSeeds;
     work_total_ = plans + simulations;
   }
   void report_progress() {
-    if (progress_) progress_(std::min(++work_done_, work_total_), work_total_);
+    const bool is_expected = work_total_ > 0;  // the plan of the file itself precedes the estimate
+    if (progress_ && is_expected) progress_(std::min(++work_done_, work_total_), work_total_);
   }
 
   const AdviceArguments& arguments_;
@@ -412,19 +412,19 @@ class AdviceSearch {
   std::atomic<std::uint64_t> work_done_ = 0;
 };
 
-json figures_json(const AdviceFigures& f) {
-  return {{"possible", f.possible},
-          {"usd", f.usd},
-          {"usd_min", f.usd_min},
-          {"usd_max", f.usd_max},
-          {"hours", f.hours},
-          {"hours_min", f.hours_min},
-          {"hours_max", f.hours_max},
-          {"usd_per_hour", f.usd_per_hour},
-          {"idle_fraction", f.idle_fraction},
-          {"staleness_mean", f.staleness_mean},
-          {"staleness_p95", f.staleness_p95},
-          {"workers", f.workers}};
+json figures_json(const AdviceFigures& figures) {
+  return {{"possible", figures.possible},
+          {"usd", figures.usd},
+          {"usd_min", figures.usd_min},
+          {"usd_max", figures.usd_max},
+          {"hours", figures.hours},
+          {"hours_min", figures.hours_min},
+          {"hours_max", figures.hours_max},
+          {"usd_per_hour", figures.usd_per_hour},
+          {"idle_fraction", figures.idle_fraction},
+          {"staleness_mean", figures.staleness_mean},
+          {"staleness_p95", figures.staleness_p95},
+          {"workers", figures.workers}};
 }
 
 json run_json(const AdvisedRun& run) {
@@ -451,19 +451,18 @@ AdviceFigures advice_figures(const sim::RunResult& result, std::uint64_t steps_t
     seconds_total += missing_over_half * (last.at_s - middle.at_s);
   }
   set_cost(figures, usd, seconds_total / 3600);
-  double wait_s = 0, all_s = 0, age_sum = 0, rollout_sum = 0;
-  std::map<std::uint64_t, double> rollouts_by_age;
-  for (const sim::SimStep& step : steps) {
-    if (step.step > 1) wait_s += step.wait_s, all_s += step.wait_s + step.train_s;
+  figures.idle_fraction = idle_fraction_after_first_step(result).value_or(0);
+  double age_sum = 0, rollout_sum = 0;
+  std::map<std::uint64_t, std::uint64_t> rollouts_by_age;
+  for (const sim::SimStep& step : steps)
     for (const auto& [age, rollouts] : step.staleness) {
-      rollouts_by_age[age] += static_cast<double>(rollouts);
+      rollouts_by_age[age] += rollouts;
       age_sum += static_cast<double>(age * rollouts);
       rollout_sum += static_cast<double>(rollouts);
     }
-  }
-  figures.idle_fraction = all_s > 0 ? wait_s / all_s : 0;
-  figures.staleness_mean = rollout_sum > 0 ? age_sum / rollout_sum : 0;
-  figures.staleness_p95 = staleness_quantile(rollouts_by_age, 0.95);
+  if (rollout_sum == 0) return figures;
+  figures.staleness_mean = age_sum / rollout_sum;
+  figures.staleness_p95 = learner::quantile(rollouts_by_age, 0.95).get<std::uint64_t>();
   return figures;
 }
 

@@ -30,11 +30,11 @@ struct AdviceArguments {
 struct AdviceFigures {
   bool possible = false;                                          // there is a plan, and the run completed its steps
   double usd = 0, hours = 0;                                      // with the learner
-  double usd_min = 0, usd_max = 0, hours_min = 0, hours_max = 0;  // of the seeds
+  double usd_min = 0, usd_max = 0, hours_min = 0, hours_max = 0;  // over the seeds
   double usd_per_hour = 0;
   double idle_fraction = 0;                      // share of the learner's time after the first step
   double staleness_mean = 0;                     // learner steps
-  std::uint64_t staleness_p95 = 0, workers = 0;  // the greatest of the seeds; workers: as planned
+  std::uint64_t staleness_p95 = 0, workers = 0;  // the greatest over the seeds; workers: number in the plan
 };
 
 struct AdvisedRun {
@@ -55,7 +55,7 @@ struct Advice {
   std::vector<AdvisedRun> best;       // at most kAdvisedMax, the best first; simulated completely, with kAdviceSeeds
   std::vector<AdviceEffect> effects;  // of the first of `best`: each key that differs from the run file; greatest first
   std::uint64_t seed = 0;             // the run file's, the first of kAdviceSeeds
-  std::size_t plans = 0, simulations = 0;
+  std::size_t plans = 0, simulations = 0;  // numbers of those that were made
   bool within_limits = true;  // false: no combination keeps the limits, and `best` has those that exceed them least
 };
 

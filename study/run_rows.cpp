@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr double kRowNumberMax = 1e15;  // largest step or version
 
-std::optional<double> number(const json& row, const char* key) {
+std::optional<double> number_or_none(const json& row, const char* key) {
   const auto it = row.find(key);
   return it != row.end() && it->is_number() ? std::optional(it->get<double>()) : std::nullopt;
 }
@@ -36,7 +36,7 @@ Result<std::vector<json>> plotted_rows(const std::filesystem::path& metrics) {
     if (kind_name == row.end()) return ok();
     for (Kind& kind : kinds) {
       if (*kind_name != kind.name) continue;
-      const auto row_number = number(row, kind.number_key);
+      const auto row_number = number_or_none(row, kind.number_key);
       if (!row_number || !(*row_number >= 0 && *row_number <= kRowNumberMax)) continue;
       kind.rows.set(static_cast<std::uint64_t>(*row_number), std::move(row));
       break;
@@ -53,7 +53,7 @@ Result<LastEvents> last_events(const std::filesystem::path& events) {
   LastEvents result;
   std::deque<json> rows;
   const Status read = learner::each_row(events, [&](json row) {
-    if (rows.empty()) result.first_unix_s = number(row, "unix_s");
+    if (rows.empty()) result.first_unix_s = number_or_none(row, "unix_s");
     rows.push_back(std::move(row));
     if (rows.size() > pages::kEventsShown) rows.pop_front(), ++result.left_out;
     return ok();

@@ -12,10 +12,11 @@
 namespace echoline::study {
 namespace {
 
-constexpr double kBytesPerChange = 0.7;  // of a delta, by default
+constexpr double kBytesPerChange = 0.7;  // default: bytes of a delta for each changed value
 constexpr std::uint64_t kStepsMax = 1'000'000, kMachinesMax = 100'000;
-constexpr std::uint64_t kMarketStream = 11, kRateErrorStream = 12;  // each use of random numbers has its own stream
-constexpr Duration kUnlimitedRental = std::chrono::hours(24 * 3650);
+// Each use of random numbers has a stream of its own, so that one use does not change the numbers of another.
+constexpr std::uint64_t kMarketStream = 11, kRateErrorStream = 12;
+constexpr Duration kUnlimitedRental = std::chrono::hours(24 * 3650);  // ten years
 const Limits<BitRate> kLinkLimits{.min = BitRate{1000}, .max = BitRate{1e12}};
 
 // Generated machines of one kind.
@@ -29,7 +30,7 @@ struct MachineKind {
 // The section `simulation` as read.
 struct SimulationSection {
   sim::RunScenario scenario;
-  std::optional<double> parameters, snapshot_bytes, density;
+  std::optional<double> parameters, snapshot_bytes, density;  // absent: not in the file; so also below
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
@@ -43,14 +44,14 @@ struct SimulationSection {
   std::vector<MachineKind> market;
 };
 
-// The 95th percentile may be at most this many times the median.
-constexpr double kSpreadMax = 1000;
+// The 95th percentile may be at most this many times the median. A spread is the pair of the two.
+constexpr double kP95OverMedianMax = 1000;
 void check_spread(ConfigSection& section, const char* key_p95, double median, double p95) {
   if (p95 > median && !(median > 0))
     section.error(key_p95, "expected nothing, or a median above 0");
-  else if (p95 < median || p95 > kSpreadMax * median)
+  else if (p95 < median || p95 > kP95OverMedianMax * median)
     section.error(key_p95, fmt::format("expected a value from the median, {}, to {:.0f} times the median, found {}",
-                                       median, kSpreadMax, p95));
+                                       median, kP95OverMedianMax, p95));
 }
 
 // Reads `key` as the median and `key_p95` as the 95th percentile. Without the second, all values are the median.
@@ -216,10 +217,11 @@ void read_simulation(ConfigSection simulation, const learner::RunConfig& config,
   if (config.run.steps > kStepsMax)
     simulation.error(
         "", fmt::format("run.steps: a simulated run has at most {} steps, found {}", kStepsMax, config.run.steps));
-  std::uint64_t machines = 0;
-  for (const MachineKind& kind : section.market) machines += kind.count;
-  if (machines > kMachinesMax)
-    simulation.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
+  std::uint64_t machine_count = 0;
+  for (const MachineKind& kind : section.market) machine_count += kind.count;
+  if (machine_count > kMachinesMax)
+    simulation.error("market",
+                     fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machine_count));
   // Random activation ignores prices, so it cannot keep to limits on them.
   if (scenario.offer_choice == sim::OfferChoice::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
     simulation.error(
@@ -276,7 +278,8 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
   }
   // A simulated worker has the figures of the profile unless the run file names an engine.
   provisioner::Workload workload{.parameters = parameters, .tokens_per_rollout = tokens_mean};
-  if (config.worker.engine != "builtin" || config.worker.device != "cpu") workload.engines = config.worker.on_machine();
+  if (config.worker.engine != "builtin" || config.worker.device != "cpu")
+    workload.engines = config.worker.worker_engines();
   provisioner::predict_throughput(list->offers, workload, profile ? &*profile : nullptr, {});
   for (provisioner::Offer& offer : list->offers) {
     if (config.fleet.pricing == provisioner::Pricing::kBid && offer.bid_usd_per_hour_min)
@@ -293,7 +296,7 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
 Bytes delta_size(double parameters, double density, double bytes_per_change) {
   const double snapshot_bytes = 2 * parameters;  // two bytes for each value
   const double delta_bytes = std::min(snapshot_bytes, parameters * density * bytes_per_change);
-  return Bytes{static_cast<std::uint64_t>(delta_bytes) + 1};
+  return Bytes{static_cast<std::uint64_t>(delta_bytes) + 1};  // rounded up
 }
 
 Status build_scenario(const SimulationSection& section, SimRun& run) {
@@ -322,9 +325,9 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
   else
     add_generated_offers(section, tokens_mean, scenario);
   if (scenario.regions.empty()) scenario.regions.push_back("");
-  sim::Draws rate_errors(scenario.seed, kRateErrorStream);
+  sim::Draws rate_error_draws(scenario.seed, kRateErrorStream);
   for (sim::RunOffer& run_offer : scenario.offers) {
-    if (section.rate_error > 0) run_offer.rate_share = 1 + section.rate_error * (2 * rate_errors.uniform() - 1);
+    if (section.rate_error > 0) run_offer.rate_share = 1 + section.rate_error * (2 * rate_error_draws.uniform() - 1);
     run.prices_known = run.prices_known && run_offer.offer.usd_per_hour().has_value();
   }
   if (section.preemptions) {
@@ -339,7 +342,8 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
     ECHO_ASSIGN(scenario.faults.slowdowns, sim::parse_slowdowns(*text, section.slowdowns->string(), scenario.regions));
   }
 
-  scenario.request = learner::plan_request(config, Bytes{static_cast<std::uint64_t>(2 * run.parameters)});  // bf16
+  const Bytes policy_bf16{static_cast<std::uint64_t>(2 * run.parameters)};
+  scenario.request = learner::plan_request(config, policy_bf16, policy_bf16);
   scenario.request.fleet.provider = "none";  // then offers of all providers are eligible
   if (section.snapshot_bytes) scenario.snapshot_bytes = Bytes{static_cast<std::uint64_t>(*section.snapshot_bytes)};
   if (section.densities.empty() && section.density)

@@ -22,7 +22,7 @@ constexpr std::size_t kStepsMin = 5;  // a shorter run has measured too little
 constexpr std::size_t kSamplesMax = 10'000;
 constexpr double kBytesPerValue = 2;  // because the policy is bf16
 // These limits bound the memory for files that are damaged or that another program wrote.
-constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
+constexpr std::size_t kDistinctAgesMax = 4096, kRentalsMax = 65'536;
 constexpr double kNumberMax = 1e15;   // of a step or version
 constexpr double kSecondsMin = 1e-6;  // the shortest time that a scenario file can state: it has six decimals
 
@@ -42,7 +42,7 @@ class StalenessShares {
   void add_row(const json& row) {
     if (text(row, "kind") != "step" || !row.contains("staleness") || !row.at("staleness").is_object()) return;
     for (const auto& [age, rollouts] : row.at("staleness").items()) {
-      if (!rollouts.is_number() || (rollouts_.size() >= kAgesMax && !rollouts_.contains(age))) continue;
+      if (!rollouts.is_number() || (rollouts_.size() >= kDistinctAgesMax && !rollouts_.contains(age))) continue;
       rollouts_[age] += rollouts.get<double>();
       total_ += rollouts.get<double>();
     }
@@ -63,7 +63,7 @@ class BootTimes {
  public:
   void add_row(const json& event) {
     const std::string event_name = text(event, "event"), offer = text(event, "offer");
-    if (event_name == "rented" && (rented_.size() < kRentedMax || rented_.contains(offer)))
+    if (event_name == "rented" && (rented_.size() < kRentalsMax || rented_.contains(offer)))
       rented_[offer] = number(event, "unix_s");
     if (const auto rental = rented_.find(offer); event_name == "joined" && rental != rented_.end()) {
       seconds_.add(number(event, "unix_s") - rental->second);
@@ -124,9 +124,10 @@ class RunMeasurements {
 Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   MeasuredRun run;
   run.config = folder / "config.yaml";
-  RunMeasurements measured;
-  ECHO_TRY(learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measured.add_row(row), ok(); }));
-  run.ages = measured.ages.shares();
+  RunMeasurements measurements;
+  ECHO_TRY(
+      learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measurements.add_row(row), ok(); }));
+  run.ages = measurements.ages.shares();
   auto report = learner::read_json_object(folder / "report.json");
   if (!report && report.error().code == Code::kNotFound)
     return fail(Code::kNotFound, "sim run", "{} has no report.json, so the run has not ended; see `echoline status`",
@@ -136,49 +137,49 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   BootTimes boot_times;
   ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boot_times.add_row(row), ok(); }));
 
-  const auto& deltas = measured.patch_bytes_by_version.rows();
-  const double parameters = measured.parameters;
-  if (const std::uint64_t steps = measured.train_seconds.totals().count();
-      steps < kStepsMin || parameters == 0 || deltas.empty() || measured.rollouts == 0)
+  const auto& delta_bytes_by_version = measurements.patch_bytes_by_version.rows();
+  const double parameters = measurements.parameters;
+  if (const std::uint64_t steps = measurements.train_seconds.totals().count();
+      steps < kStepsMin || parameters == 0 || delta_bytes_by_version.empty() || measurements.rollouts == 0)
     return fail(Code::kInvalid, "sim run",
                 "{}: the run has {} steps and {} deltas; expected at least {} steps and one delta", folder.string(),
-                steps, deltas.size(), kStepsMin);
+                steps, delta_bytes_by_version.size(), kStepsMin);
   const auto set_key = [&](const char* key, std::string value) {
     run.world.emplace_back(std::string("simulation.") + key, std::move(value));
   };
   const auto time_text = [](double time_s) { return fmt::format("{:.6f} s", std::max(time_s, kSecondsMin)); };
   set_key("parameters", fmt::format("{:.0f}", parameters));
-  if (measured.snapshot_bytes >= 1) set_key("snapshot_bytes", fmt::format("{:.0f}", measured.snapshot_bytes));
+  if (measurements.snapshot_bytes >= 1) set_key("snapshot_bytes", fmt::format("{:.0f}", measurements.snapshot_bytes));
   // The simulation computes a delta's size as density x parameters x bytes_per_change. With these densities it gets the
   // measured sizes.
   set_key("bytes_per_change", fmt::format("{}", kBytesPerValue));
   set_key("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
-  for (const auto& [version, bytes] : deltas)
+  for (const auto& [version, bytes] : delta_bytes_by_version)
     densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ",
                              std::clamp(bytes.get<double>() / (parameters * kBytesPerValue), 0.0, 1.0));
   set_key("densities", "[" + densities + "]");
-  set_key("step_time", time_text(median(measured.train_seconds)));
+  set_key("step_time", time_text(median(measurements.train_seconds)));
   std::string steps;
-  for (const auto& [step, step_s] : measured.seconds_by_step.rows())
+  for (const auto& [step, step_s] : measurements.seconds_by_step.rows())
     steps += fmt::format("{}{:.6f}", steps.empty() ? "" : ", ", step_s.get<double>());
   set_key("step_seconds", "[" + steps + "]");
-  if (measured.encode_seconds.totals().count() > 0) {
-    set_key("encode_time", time_text(median(measured.encode_seconds)));
-    set_key("acknowledge_time", time_text(median(measured.acknowledge_seconds)));
+  if (measurements.encode_seconds.totals().count() > 0) {
+    set_key("encode_time", time_text(median(measurements.encode_seconds)));
+    set_key("acknowledge_time", time_text(median(measurements.acknowledge_seconds)));
   }
   // The run has recorded only means, so the mean stands for the median.
-  set_key("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
+  set_key("tokens.median", fmt::format("{:.3f}", std::max(1.0, measurements.tokens / measurements.rollouts)));
   // A local worker is limited to the speed of its offer, and asks for this much work ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
   if (config.fleet.is_local()) set_key("work_ahead", time_text(worker::kAheadSeconds));
-  learner::Distribution installs;
+  learner::Distribution install_seconds;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))
       if (worker.is_object() && worker.contains("install_seconds_mean") &&
           worker.at("install_seconds_mean").is_number())
-        installs.add(number(worker, "install_seconds_mean"));
-  if (installs.totals().count() > 0) set_key("install_time", time_text(median(installs)));
+        install_seconds.add(number(worker, "install_seconds_mean"));
+  if (install_seconds.totals().count() > 0) set_key("install_time", time_text(median(install_seconds)));
   if (boot_times.seconds().totals().count() > 0) set_key("boot", time_text(median(boot_times.seconds())));
   return run;
 }

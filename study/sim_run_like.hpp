@@ -24,8 +24,9 @@ struct MeasuredRun {
 // kNotFound: not the folder of a run that has ended. kInvalid: the run measured too little.
 Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder);
 
-// The figures of both runs: {"t_b_seconds_median": {"real", "simulated"}, ..}, and the total variation distance between
-// the ages of the rollouts trained on, from 0 to 1.
+// The figures of both runs: {"broadcast.t_b_seconds_median": {"real", "simulated"}, ..}, and the total variation
+// distance between the ages of the rollouts trained on, from 0 (equal) to 1. `report` and `metrics`: the simulated
+// run's.
 nlohmann::json compare(const MeasuredRun& real, const nlohmann::json& report,
                        const std::vector<nlohmann::json>& metrics);
 std::string comparison_table(const nlohmann::json& comparison);

@@ -35,7 +35,7 @@ learner::WorkerEntry worker_entry(const sim::SimMachine& machine) {
 std::vector<json> sim_run_metrics(const sim::RunResult& result) {
   std::vector<json> rows;
   for (const sim::SimPublication& publication : result.publications) {
-    // A later snapshot stands for a delta, so it counts as one.
+    // A later snapshot is sent in place of a delta, so it counts as one.
     const bool is_first_snapshot = publication.snapshot && publication.version == 0;
     rows.push_back({{"unix_s", publication.at_s},
                     {"kind", "publication"},
@@ -80,7 +80,7 @@ std::vector<json> sim_run_metrics(const sim::RunResult& result) {
   return rows;
 }
 
-std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
+std::vector<json> thin_out_metrics(std::vector<json> metrics, std::uint64_t steps) {
   if (metrics.size() <= kMetricRowsMax) return metrics;
   // A publication or broadcast is kept or removed together with the step it follows, so a kept step has up to three
   // rows. The first publications and the last step are always kept; they need a few rows more.
@@ -93,6 +93,13 @@ std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
     return step != 0 && step % stride != 0 && step != steps;
   });
   return metrics;
+}
+
+std::optional<double> idle_fraction_after_first_step(const sim::RunResult& result) {
+  double wait_s = 0, total_s = 0;
+  for (const sim::SimStep& step : result.by_step)
+    if (step.step > 1) wait_s += step.wait_s, total_s += step.wait_s + step.train_s;
+  return total_s > 0 ? std::optional(wait_s / total_s) : std::nullopt;
 }
 
 json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::vector<json>& metrics) {
@@ -149,16 +156,13 @@ json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::
     for (const auto& [age, rollouts] : step.staleness) submitted_by_age[age] += rollouts;
   for (const auto& [age, rollouts] : submitted_by_age) submitted_rollouts += static_cast<double>(rollouts);
   const auto share = [](double part, double whole) { return whole > 0 ? json(part / whole) : json(nullptr); };
-  // Without the first step, because it also waits for the first policy.
-  double later_wait_s = 0, later_total_s = 0;
-  for (const sim::SimStep& step : result.by_step)
-    if (step.step > 1) later_wait_s += step.wait_s, later_total_s += step.wait_s + step.train_s;
+  const auto idle_fraction = idle_fraction_after_first_step(result);
   report["simulation"] = {
       {"seed", run.scenario.seed},
       {"parameters", run.parameters},
       {"delta_bytes_first", run.scenario.delta_bytes.front().count},
       {"begun_seconds", result.first_snapshot_s},
-      {"idle_fraction_after_first_step", share(later_wait_s, later_total_s)},
+      {"idle_fraction_after_first_step", idle_fraction ? json(*idle_fraction) : json(nullptr)},
       {"idle_fraction_predicted", result.idle_predicted ? json(*result.idle_predicted) : json(nullptr)},
       {"plan", result.plan_error.empty() ? json("as planned") : json(result.plan_error)},
       {"events", result.events},
@@ -230,75 +234,76 @@ std::string sim_run_table(const json& report) {
              &fleet = report.at("fleet"), &cost = report.at("cost"), &plan = report.at("plan"),
              &simulation = report.at("simulation");
   std::string out;
-  const auto line = [&](std::string_view label, const std::string& text) {
+  const auto add_line = [&](std::string_view label, const std::string& text) {
     out += fmt::format("{:<13}{}\n", label, text);
   };
   out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", report.at("run").get<std::string>(),
                      report.at("steps").get<std::uint64_t>(), report.at("steps_planned").get<std::uint64_t>(),
                      duration_or_dash(report.at("wall_seconds")), report.at("ended").get<std::string>());
-  line("learner", fmt::format("idle {}, {} after the first step", percent_or_dash(learner.at("idle_fraction")),
-                              percent_or_dash(simulation.at("idle_fraction_after_first_step"))));
+  add_line("learner", fmt::format("idle {}, {} after the first step", percent_or_dash(learner.at("idle_fraction")),
+                                  percent_or_dash(simulation.at("idle_fraction_after_first_step"))));
   if (simulation.at("idle_fraction_predicted").is_number())
-    line("", fmt::format("predicted {}", percent_or_dash(simulation.at("idle_fraction_predicted"))));
-  line("", fmt::format("step {}, training {}", duration_or_dash(learner.at("step_seconds_median")),
-                       duration_or_dash(learner.at("train_seconds_median"))));
-  line("cost",
-       fmt::format("${} ({} fleet, {} learner)", number_or_dash(cost.at("usd_total"), "{:.2f}"),
-                   number_or_dash(cost.at("usd_fleet"), "{:.2f}"), number_or_dash(cost.at("usd_learner"), "{:.2f}")));
-  line("", fmt::format("rent ${}, traffic ${}", number_or_dash(simulation.at("cost").at("usd_rent"), "{:.2f}"),
-                       number_or_dash(simulation.at("cost").at("usd_traffic"), "{:.2f}")));
-  line("", fmt::format("${} per 1000 rollouts, plan ${}/h", number_or_dash(cost.at("usd_per_1k_rollouts"), "{:.4f}"),
+    add_line("", fmt::format("predicted {}", percent_or_dash(simulation.at("idle_fraction_predicted"))));
+  add_line("", fmt::format("step {}, training {}", duration_or_dash(learner.at("step_seconds_median")),
+                           duration_or_dash(learner.at("train_seconds_median"))));
+  add_line("cost", fmt::format("${} ({} fleet, {} learner)", number_or_dash(cost.at("usd_total"), "{:.2f}"),
+                               number_or_dash(cost.at("usd_fleet"), "{:.2f}"),
+                               number_or_dash(cost.at("usd_learner"), "{:.2f}")));
+  add_line("", fmt::format("rent ${}, traffic ${}", number_or_dash(simulation.at("cost").at("usd_rent"), "{:.2f}"),
+                           number_or_dash(simulation.at("cost").at("usd_traffic"), "{:.2f}")));
+  add_line("",
+           fmt::format("${} per 1000 rollouts, plan ${}/h", number_or_dash(cost.at("usd_per_1k_rollouts"), "{:.4f}"),
                        number_or_dash(cost.at("plan_usd_per_hour"), "{:.2f}")));
-  line("fleet", fmt::format("planned {}, started {}, at most {}", fleet.at("workers_planned").get<std::uint64_t>(),
-                            fleet.at("workers_started").get<std::uint64_t>(),
-                            simulation.at("fleet").at("workers_most").get<std::uint64_t>()));
-  line("", fmt::format("lost {}, replaced {}; busy {}", fleet.at("workers_lost").get<std::uint64_t>(),
-                       fleet.at("workers_replaced").get<std::uint64_t>(),
-                       percent_or_dash(simulation.at("fleet").at("busy_fraction"))));
+  add_line("fleet", fmt::format("planned {}, started {}, at most {}", fleet.at("workers_planned").get<std::uint64_t>(),
+                                fleet.at("workers_started").get<std::uint64_t>(),
+                                simulation.at("fleet").at("workers_most").get<std::uint64_t>()));
+  add_line("", fmt::format("lost {}, replaced {}; busy {}", fleet.at("workers_lost").get<std::uint64_t>(),
+                           fleet.at("workers_replaced").get<std::uint64_t>(),
+                           percent_or_dash(simulation.at("fleet").at("busy_fraction"))));
   if (simulation.at("recovery").at("count").get<std::uint64_t>() > 0)
-    line("recovery",
-         fmt::format("{} times; median {}, p95 {}", simulation.at("recovery").at("count").get<std::uint64_t>(),
-                     duration_or_dash(simulation.at("recovery").at("seconds_median")),
-                     duration_or_dash(simulation.at("recovery").at("seconds_p95"))));
-  line("rollouts/s",
-       fmt::format("needed {}, rented {}, trained {}", number_or_dash(plan.at("target_rollouts_per_s"), "{:.4g}"),
-                   number_or_dash(plan.at("provisioned_rollouts_per_s"), "{:.4g}"),
-                   number_or_dash(plan.at("measured_rollouts_per_s"), "{:.4g}")));
-  line("staleness",
-       fmt::format("mean {}, p95 {}, max {} of {}", number_or_dash(staleness.at("mean"), "{:.2f}"),
-                   number_or_dash(staleness.at("p95"), "{:.0f}"), number_or_dash(staleness.at("max"), "{:.0f}"),
-                   staleness.at("budget").get<std::uint64_t>()));
-  if (const std::string bound = learner::bound_text(staleness); !bound.empty()) line("", bound);
-  line("  in flight", histogram_text(simulation.at("staleness").at("in_flight")));
-  line("  in queue", histogram_text(simulation.at("staleness").at("in_queue")));
-  line("discarded", fmt::format("{} too late, {} never finished", staleness.at("rejected").get<std::uint64_t>(),
-                                simulation.at("rollouts_unfinished").get<std::uint64_t>()));
-  line("broadcast",
-       fmt::format("{}, delta {}, full {}", broadcast.at("publications").get<std::uint64_t>(),
-                   bytes_or_dash(broadcast.at("delta_bytes_mean")), bytes_or_dash(broadcast.at("full_bytes"))));
-  line("", fmt::format("T_b {}, p95 {}; bound {}", duration_or_dash(broadcast.at("t_b_seconds_median")),
-                       duration_or_dash(broadcast.at("t_b_seconds_p95")),
-                       duration_or_dash(broadcast.at("lower_bound_seconds"))));
-  line("", fmt::format("the learner sent {}", bytes_or_dash(broadcast.at("learner_bytes_sent"))));
+    add_line("recovery",
+             fmt::format("{} times; median {}, p95 {}", simulation.at("recovery").at("count").get<std::uint64_t>(),
+                         duration_or_dash(simulation.at("recovery").at("seconds_median")),
+                         duration_or_dash(simulation.at("recovery").at("seconds_p95"))));
+  add_line("rollouts/s",
+           fmt::format("needed {}, rented {}, trained {}", number_or_dash(plan.at("target_rollouts_per_s"), "{:.4g}"),
+                       number_or_dash(plan.at("provisioned_rollouts_per_s"), "{:.4g}"),
+                       number_or_dash(plan.at("measured_rollouts_per_s"), "{:.4g}")));
+  add_line("staleness",
+           fmt::format("mean {}, p95 {}, max {} of {}", number_or_dash(staleness.at("mean"), "{:.2f}"),
+                       number_or_dash(staleness.at("p95"), "{:.0f}"), number_or_dash(staleness.at("max"), "{:.0f}"),
+                       staleness.at("budget").get<std::uint64_t>()));
+  if (const std::string bound = learner::bound_text(staleness); !bound.empty()) add_line("", bound);
+  add_line("  in flight", histogram_text(simulation.at("staleness").at("in_flight")));
+  add_line("  in queue", histogram_text(simulation.at("staleness").at("in_queue")));
+  add_line("discarded", fmt::format("{} too late, {} never finished", staleness.at("rejected").get<std::uint64_t>(),
+                                    simulation.at("rollouts_unfinished").get<std::uint64_t>()));
+  add_line("broadcast",
+           fmt::format("{}, delta {}, full {}", broadcast.at("publications").get<std::uint64_t>(),
+                       bytes_or_dash(broadcast.at("delta_bytes_mean")), bytes_or_dash(broadcast.at("full_bytes"))));
+  add_line("", fmt::format("T_b {}, p95 {}; bound {}", duration_or_dash(broadcast.at("t_b_seconds_median")),
+                           duration_or_dash(broadcast.at("t_b_seconds_p95")),
+                           duration_or_dash(broadcast.at("lower_bound_seconds"))));
+  add_line("", fmt::format("the learner sent {}", bytes_or_dash(broadcast.at("learner_bytes_sent"))));
   if (simulation.at("crossing_bytes_sent").get<std::uint64_t>() > 0)
-    line("", fmt::format("{} sent between regions", bytes_or_dash(simulation.at("crossing_bytes_sent"))));
+    add_line("", fmt::format("{} sent between regions", bytes_or_dash(simulation.at("crossing_bytes_sent"))));
   for (const auto& [name, region] : simulation.at("regions").items())
-    line("  " + name.substr(0, 10),
-         fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
-                     region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));
+    add_line("  " + name.substr(0, 10),
+             fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
+                         region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));
   std::string decisions;
   // Only the first line of decisions has the label.
   constexpr std::size_t kDecisionsWidth = 44;
   bool is_first_line = true;
-  const auto decisions_line = [&] {
-    line(std::exchange(is_first_line, false) ? "decisions" : "", std::exchange(decisions, ""));
+  const auto add_decisions_line = [&] {
+    add_line(std::exchange(is_first_line, false) ? "decisions" : "", std::exchange(decisions, ""));
   };
   for (const auto& [kind, count] : simulation.at("decisions").items()) {
     const std::string decision = fmt::format("{} {}", kind, count.get<std::uint64_t>());
-    if (!decisions.empty() && decisions.size() + decision.size() > kDecisionsWidth) decisions_line();
+    if (!decisions.empty() && decisions.size() + decision.size() > kDecisionsWidth) add_decisions_line();
     decisions += (decisions.empty() ? "" : ", ") + decision;
   }
-  if (!decisions.empty()) decisions_line();
+  if (!decisions.empty()) add_decisions_line();
   return out;
 }
 

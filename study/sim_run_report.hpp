@@ -2,6 +2,7 @@
 // under `simulation`.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,10 +15,14 @@ inline constexpr std::size_t kWorkersListed = 1000;
 
 // Rows of metrics.jsonl in order of time; `unix_s` counts from the beginning of the run.
 std::vector<nlohmann::json> sim_run_metrics(const sim::RunResult& result);
+// The share of its time that the learner waited, without the first step, which also waits for the first policy. Absent
+// without a second step.
+std::optional<double> idle_fraction_after_first_step(const sim::RunResult& result);
 nlohmann::json sim_run_report(const SimRun& run, const sim::RunResult& result,
                               const std::vector<nlohmann::json>& metrics);
-// At most kMetricRowsMax rows: every n-th step with its publications and broadcasts.
-std::vector<nlohmann::json> thinned(std::vector<nlohmann::json> metrics, std::uint64_t steps);
+// Keeps at most kMetricRowsMax rows, so that pages and files stay small: every n-th step with its publications and
+// broadcasts. `steps`: number of the run's steps.
+std::vector<nlohmann::json> thin_out_metrics(std::vector<nlohmann::json> metrics, std::uint64_t steps);
 // The report as text of at most 60 columns.
 std::string sim_run_table(const nlohmann::json& report);
 

@@ -25,7 +25,7 @@ class ExpressionParser {
     if (text_.size() > kExpressionBytesMax)
       return fail(Code::kInvalid, kNoOperation, "expected an expression of at most {} bytes, found {}",
                   kExpressionBytesMax, text_.size());
-    ECHO_TRY(parse_sum(0));
+    ECHO_TRY(parse_sum(/*depth=*/0));
     if (!at_end()) return expected_error("an operator or the end");
     return std::move(expression_);
   }
@@ -56,6 +56,8 @@ class ExpressionParser {
     expression_.steps_.push_back({kind, number, argument});
   }
 
+  // The grammar: a sum consists of products, a product of factors, a factor of minus signs and an operand. `depth`: the
+  // number of open brackets.
   Status parse_sum(int depth) {
     if (depth > kExpressionDepthMax)
       return fail(Code::kInvalid, kNoOperation, "expected at most {} levels of brackets", kExpressionDepthMax);
@@ -138,13 +140,13 @@ class ExpressionParser {
         ++count;
       } while (consume(','));
       if (!consume(')')) return expected_error("',' or ')'");
-      emit(name == "min" ? Kind::kMin : Kind::kMax, 0, count);
+      emit(name == "min" ? Kind::kMin : Kind::kMax, /*number=*/0, /*argument=*/count);
       return ok();
     }
     auto& names = expression_.names_;
     const auto it = std::find(names.begin(), names.end(), name);
-    emit(Kind::kName, 0, static_cast<std::size_t>(it - names.begin()));
-    if (it == names.end()) names.push_back(name);
+    emit(Kind::kName, /*number=*/0, /*argument=*/static_cast<std::size_t>(it - names.begin()));
+    if (it == names.end()) names.push_back(name);  // its index is then the one that was emitted
     return ok();
   }
 
@@ -192,7 +194,7 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
 
 std::string number_text(double value) {
   if (value == 0) return "0";
-  constexpr double kExactMax = 9e15;  // below 2^53, whole numbers are exact
+  constexpr double kExactMax = 9e15;  // a double holds whole numbers exactly below 2^53, about 9.007e15
   if (value == std::floor(value) && std::abs(value) < kExactMax)
     return fmt::format("{}", static_cast<std::int64_t>(value));
   return fmt::format("{}", value);

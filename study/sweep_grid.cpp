@@ -15,9 +15,10 @@
 namespace echoline::study {
 namespace {
 
-constexpr std::size_t kValuesTextMax = 64 << 10;
-constexpr std::size_t kSpellingsMax = 16;  // different texts of a cell's values; further ones are not kept
-constexpr std::size_t kEnumerationCallsMax = 100 * kSweepCellsMax;  // empty ranges give calls but no cells
+constexpr std::size_t kValuesBytesMax = 64 << 10;
+constexpr std::size_t kWrittenMax = 16;  // different texts of a cell's values; further ones are not kept
+// Calls of Enumeration::run(); a limit of its own, because empty ranges cause calls but no cells.
+constexpr std::size_t kEnumerationCallsMax = 100 * kSweepCellsMax;
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShortNames{
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
 
@@ -36,7 +37,7 @@ Status check_key(std::string_view key) {
 
 // One value as written and as parsed.
 struct ParsedValue {
-  std::string text;                 // used unchanged if `numbers` is empty
+  std::string text;                 // as written; it is the value if `numbers` is empty
   std::vector<Expression> numbers;  // one, or both ends of a range
 };
 
@@ -51,10 +52,10 @@ class ValueParser {
 
   Result<ParsedValue> parse(std::string_view text) const {
     text = trimmed(text);
-    ParsedValue item = literal(text);
+    ParsedValue parsed_value = literal(text);
     if (text.empty()) return fail(Code::kInvalid, "", "a value is missing");
     const bool is_quoted_or_list = std::string_view("[{\"'").find(text.front()) != std::string_view::npos;
-    if (is_quoted_or_list) return item;
+    if (is_quoted_or_list) return parsed_value;
     std::vector<std::string_view> ends{text};
     if (const std::size_t dots = text.find(".."); dots != std::string_view::npos)
       ends = {text.substr(0, dots), text.substr(dots + 2)};
@@ -70,14 +71,15 @@ class ValueParser {
       if (!unknown.empty()) {
         // Unknown names alone are text. Beside a known name, or as the second end of a range, they are a mistake.
         const bool all_unknown = unknown.size() == number->names().size();
-        if (all_unknown && item.numbers.empty()) return literal(text);
+        if (all_unknown && parsed_value.numbers.empty()) return literal(text);
         return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor a key with a number in the file{}", text,
                     unknown.front(), did_you_mean(unknown.front(), keys_));
       }
-      if (ends.size() == 1 && number->is_plain_number()) return item;
-      item.numbers.push_back(std::move(*number));
+      // A plain number stays as written, for example 0.10, and is not rewritten as 0.1.
+      if (ends.size() == 1 && number->is_plain_number()) return parsed_value;
+      parsed_value.numbers.push_back(std::move(*number));
     }
-    return item;
+    return parsed_value;
   }
 
  private:
@@ -108,7 +110,7 @@ class ValueParser {
 // One key of a combination, before evaluation.
 struct Assignment {
   std::string key;
-  const ParsedValue* item;
+  const ParsedValue* parsed_value;
   const std::string* axis_source;  // where the user gave its axis
 };
 
@@ -130,11 +132,13 @@ class Enumeration {
     for (const Assignment& a : assignments_)
       if (next == nullptr && !values_.contains(a.key) && is_ready(a)) next = &a;
     if (next == nullptr) return cycle_error();
-    const ParsedValue& item = *next->item;
-    if (item.numbers.empty()) return enumerate_with(*next, {.text = item.text, .written = item.text});
-    ECHO_ASSIGN(const double first, evaluate(*next, item.numbers.front()));
-    if (item.numbers.size() == 1) return enumerate_with(*next, {.text = number_text(first), .written = item.text});
-    ECHO_ASSIGN(const double last, evaluate(*next, item.numbers.back()));
+    const ParsedValue& parsed_value = *next->parsed_value;
+    if (parsed_value.numbers.empty())
+      return enumerate_with(*next, {.text = parsed_value.text, .written = parsed_value.text});
+    ECHO_ASSIGN(const double first, evaluate(*next, parsed_value.numbers.front()));
+    if (parsed_value.numbers.size() == 1)
+      return enumerate_with(*next, {.text = number_text(first), .written = parsed_value.text});
+    ECHO_ASSIGN(const double last, evaluate(*next, parsed_value.numbers.back()));
     if (first != std::floor(first) || last != std::floor(last))
       return error_for(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}",
                                           number_text(first), number_text(last)));
@@ -152,22 +156,23 @@ class Enumeration {
   };
 
   static Error error_for(const Assignment& a, std::string_view why) {
-    return fail(Code::kInvalid, "", "{}: {}: {}", *a.axis_source, a.item->text, why);
+    return fail(Code::kInvalid, "", "{}: {}: {}", *a.axis_source, a.parsed_value->text, why);
   }
 
   bool is_assigned_key(const std::string& key) const {
     return std::any_of(assignments_.begin(), assignments_.end(), [&](const Assignment& a) { return a.key == key; });
   }
   bool is_ready(const Assignment& a) const {
-    for (const Expression& expression : a.item->numbers)
+    for (const Expression& expression : a.parsed_value->numbers)
       for (const std::string& name : expression.names())
         if (const std::string key = full_key(name); is_assigned_key(key) && !values_.contains(key)) return false;
     return true;
   }
+  // Returns the error for the case that no assignment is ready, although some keys have no value yet.
   Error cycle_error() const {
     for (const Assignment& a : assignments_)
       if (!values_.contains(a.key)) return error_for(a, "its value depends on itself");
-    return {};
+    return {};  // not reached
   }
 
   // Evaluates the expression with the values so far and the numbers of the file.
@@ -185,7 +190,7 @@ class Enumeration {
     return value;
   }
 
-  // Runs with this value of the key.
+  // Enumerates the combinations in which the key has this value.
   Status enumerate_with(const Assignment& a, const Value& value) {
     values_[a.key] = value;
     const Status status = run();
@@ -193,7 +198,8 @@ class Enumeration {
     return status;
   }
 
-  // This part of all values, in the order of the swept keys.
+  // One part of all values, in the order of the swept keys: `&Value::text` (evaluated) or `&Value::written` (as the
+  // user wrote it).
   KeyValues in_order(std::string Value::*part) const {
     KeyValues ordered;
     for (const std::string& key : keys_)
@@ -224,8 +230,8 @@ std::string short_key(std::string_view key) {
 }
 
 Result<std::vector<std::string>> split_values(std::string_view text) {
-  if (text.size() > kValuesTextMax)
-    return fail(Code::kInvalid, "", "expected at most {} bytes, found {}", kValuesTextMax, text.size());
+  if (text.size() > kValuesBytesMax)
+    return fail(Code::kInvalid, "", "expected at most {} bytes, found {}", kValuesBytesMax, text.size());
   std::vector<std::string> values;
   std::size_t begin = 0, depth = 0;
   char quote = 0;
@@ -298,9 +304,9 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
         const auto is_key = [&name = key](const auto& each) { return each.first == name; };
         if (std::any_of(points.back().begin(), points.back().end(), is_key))
           return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.source, key);
-        auto item = value_parser.parse(text);
-        if (!item) return fail(Code::kInvalid, "", "{}: {}", axis.source, item.error().detail);
-        points.back().emplace_back(key, std::move(*item));
+        auto parsed_value = value_parser.parse(text);
+        if (!parsed_value) return fail(Code::kInvalid, "", "{}: {}", axis.source, parsed_value.error().detail);
+        points.back().emplace_back(key, std::move(*parsed_value));
       }
     }
   }
@@ -311,9 +317,10 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
     if (is_new && cells.size() == kSweepCellsMax)
       return fail(Code::kInvalid, "sweep", "expected at most {} cells", kSweepCellsMax);
     if (is_new) cells.push_back({.values = std::move(values), .written = {}});
-    auto& spellings = cells[it->second].written;
-    if (std::find(spellings.begin(), spellings.end(), written) == spellings.end() && spellings.size() < kSpellingsMax)
-      spellings.push_back(std::move(written));
+    auto& written_forms = cells[it->second].written;
+    if (std::find(written_forms.begin(), written_forms.end(), written) == written_forms.end() &&
+        written_forms.size() < kWrittenMax)
+      written_forms.push_back(std::move(written));
     return ok();
   };
   std::size_t calls = 0;
@@ -323,8 +330,8 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
     std::size_t remainder = combination, stride = combinations;
     for (std::size_t a = 0; a < axes.size(); ++a) {
       stride /= parsed_values[a].size();
-      for (const auto& [key, item] : parsed_values[a][remainder / stride])
-        assignments.push_back({.key = key, .item = &item, .axis_source = &axes[a].source});
+      for (const auto& [key, parsed_value] : parsed_values[a][remainder / stride])
+        assignments.push_back({.key = key, .parsed_value = &parsed_value, .axis_source = &axes[a].source});
       remainder %= stride;
     }
     ECHO_TRY(Enumeration(assignments, keys, file_number, add, calls).run());

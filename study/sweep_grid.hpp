@@ -30,7 +30,7 @@ std::string short_key(std::string_view key);
 
 // "KEY=V1,V2,...": commas in brackets and quotes belong to a value.
 Result<SweepAxis> parse_over(std::string_view text);
-// The values behind "KEY=".
+// Splits the part of such a text after "KEY=" at its commas.
 Result<std::vector<std::string>> split_values(std::string_view text);
 
 // All keys, in the order in which the axes name them.
@@ -42,7 +42,8 @@ struct GridCell {
   std::vector<KeyValues> written;  // values as written; a range is replaced by its numbers
 };
 
-// All combinations in order, each once. `file_number` gives the number of a key that is not swept, if it has one.
+// All combinations of the axes' points in order, each once. `file_number` gives the number that the run file has for a
+// key that is not swept; absent if it has none.
 // kInvalid names the axis and the value that cannot be evaluated.
 Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes,
                                      const std::function<std::optional<double>(const std::string& key)>& file_number);

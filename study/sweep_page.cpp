@@ -11,7 +11,7 @@ using namespace pages;
 
 namespace {
 
-constexpr std::size_t kSeriesMax = 24;  // of a plot; further ones are left out
+constexpr std::size_t kSeriesMax = 24;  // series of a plot; further ones are left out
 
 std::string value_of(const SweepCell& cell, const std::string& key) { return cell.value(key).value_or("-"); }
 
@@ -24,7 +24,7 @@ std::optional<double> number_of(const std::string& text) {
 }
 
 // The first key with several values; if there is none, the first key.
-const std::string& axis_key(const SweepResults& results) {
+const std::string& key_of_axis(const SweepResults& results) {
   for (const std::string& key : results.plan->keys)
     for (const SweepRow& row : results.rows)
       if (value_of(*row.cell, key) != value_of(*results.rows.front().cell, key)) return key;
@@ -35,7 +35,7 @@ const std::string& axis_key(const SweepResults& results) {
 struct Axis {
   std::string key, title;
   std::vector<std::string> categories;  // the values, if they are no numbers
-  std::vector<double> x;                // by row
+  std::vector<double> x;                // by row of the results
 };
 
 Axis axis_of(const SweepResults& results) {
@@ -45,7 +45,7 @@ Axis axis_of(const SweepResults& results) {
     axis.x.assign(results.rows.size(), 0);
     return axis;
   }
-  const std::string& key = axis.key = axis_key(results);
+  const std::string& key = axis.key = key_of_axis(results);
   axis.title = short_key(key);
   std::vector<std::string> values;
   bool are_numbers = true;
@@ -128,26 +128,27 @@ Plot pareto_plot(const SweepResults& results) {
                                                  [&](const Measure& measure) { return measure.field == field; }) -
                                     results.measures.begin());
   };
-  const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
+  const std::size_t x_measure = index_of(results.pareto_x), y_measure = index_of(results.pareto_y);
   Plot plot;
   plot.title = fmt::format("{} against {}: no cell is better in both than the cells on the line",
-                           results.measures[y].title, results.measures[x].title);
-  plot.x_title = results.measures[x].title;
-  plot.y_title = results.measures[y].title;
+                           results.measures[y_measure].title, results.measures[x_measure].title);
+  plot.x_title = results.measures[x_measure].title;
+  plot.y_title = results.measures[y_measure].title;
   plot.series.push_back({.name = "not beaten", .points = {}, .connect_points = true});
   plot.series.push_back({.name = "the others", .points = {}, .connect_points = false});
   for (std::size_t row_index = 0; row_index < results.rows.size(); ++row_index) {
     const SweepRow& row = results.rows[row_index];
-    if (!row.estimates[x] || !row.estimates[y]) continue;
+    if (!row.estimates[x_measure] || !row.estimates[y_measure]) continue;
     const bool is_unbeaten = std::find(results.pareto.begin(), results.pareto.end(), row_index) != results.pareto.end();
-    plot.series[is_unbeaten ? 0 : 1].points.push_back(point_of(row, *row.estimates[y], row.estimates[x]->mean));
+    plot.series[is_unbeaten ? 0 : 1].points.push_back(
+        point_of(row, *row.estimates[y_measure], row.estimates[x_measure]->mean));
   }
   auto& line = plot.series.front().points;
   std::stable_sort(line.begin(), line.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
   return plot;
 }
 
-void add_table(Page& page, const SweepResults& results) {
+void add_cells_table(Page& page, const SweepResults& results) {
   std::vector<std::string> titles;
   for (const std::string& key : results.plan->keys) titles.push_back(short_key(key));
   titles.emplace_back("runs");
@@ -162,11 +163,11 @@ void add_table(Page& page, const SweepResults& results) {
     add_right_aligned(fmt::format("{} of {}", row.runs_done(), row.outcomes.size()));
     for (const auto& estimate : row.estimates) add_right_aligned(estimate ? estimate_text(*estimate) : "-");
   }
-  page.heading("Cells");
-  page.table(titles, rows);
+  page.add_heading("Cells");
+  page.add_table(titles, rows);
 }
 
-void add_runs(Page& page, const SweepResults& results) {
+void add_runs_table(Page& page, const SweepResults& results) {
   std::vector<std::vector<PageCell>> rows;
   for (const SweepRow& row : results.rows)
     for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
@@ -174,17 +175,19 @@ void add_runs(Page& page, const SweepResults& results) {
       const SweepOutcome& outcome = *row.outcomes[i];
       const std::string state(to_string(outcome.end));
       const std::string folder = fmt::format("cells/{}/", run.digest);
-      const auto text = [](std::string cell_text, std::string link = "") {
-        return PageCell{.text = std::move(cell_text), .link = std::move(link), .is_number = false};
+      const auto text_cell = [](std::string text, std::string link = "") {
+        return PageCell{.text = std::move(text), .link = std::move(link), .is_number = false};
       };
       const PageCell seed{.text = std::to_string(run.seed), .link = "", .is_number = true};
-      rows.push_back({text(row.cell->name()), seed, text(state, state == "done" ? folder + "report.json" : ""),
-                      text("config.yaml", folder + "config.yaml"), text("folder", folder),
-                      text(outcome.log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest)),
-                      text(outcome.why)});
+      rows.push_back({text_cell(row.cell->name()), seed,
+                      text_cell(state, state == "done" ? folder + "report.json" : ""),
+                      text_cell("config.yaml", folder + "config.yaml"), text_cell("folder", folder),
+                      // Without a log the text is empty, so the page shows no link.
+                      text_cell(outcome.log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest)),
+                      text_cell(outcome.why)});
     }
-  page.heading("Runs");
-  page.table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);
+  page.add_heading("Runs");
+  page.add_table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);
 }
 
 }  // namespace
@@ -196,13 +199,13 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
   for (const SweepRow& row : results.rows) runs_done += row.runs_done(), run_count += row.outcomes.size();
   std::string keys;
   for (const std::string& key : plan.keys) keys += (keys.empty() ? "" : ", ") + key;
-  page.definition_list({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
-                        {"swept", keys.empty() ? "nothing but the seed" : keys},
-                        {"cells", std::to_string(plan.cells.size())},
-                        {"seeds each", std::to_string(plan.seeds)},
-                        {"done", fmt::format("{} of {}", runs_done, run_count)}});
+  page.add_definition_list({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
+                            {"swept", keys.empty() ? "nothing but the seed" : keys},
+                            {"cells", std::to_string(plan.cells.size())},
+                            {"seeds each", std::to_string(plan.seeds)},
+                            {"done", fmt::format("{} of {}", runs_done, run_count)}});
   if (plan.seeds > 1)
-    page.paragraph(
+    page.add_paragraph(
         "Intervals are 95 % intervals of the mean over seeds, by Student's t, limited to possible values. With two "
         "seeds they extend 12.7 standard errors to either side, with three 4.3.");
   const Axis axis = axis_of(results);
@@ -210,9 +213,9 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
   if (!results.pareto.empty()) plots.push_back(pareto_plot(results));
   for (std::size_t index = 0; index < results.measures.size(); ++index)
     plots.push_back(measure_plot(results, index, axis));
-  page.plots(std::move(plots));
-  add_table(page, results);
-  add_runs(page, results);
+  page.add_plots(std::move(plots));
+  add_cells_table(page, results);
+  add_runs_table(page, results);
   return page.finish(charts);
 }
 

@@ -61,7 +61,7 @@ std::string absolute_path(const std::string& path, const std::filesystem::path& 
 // Reads the values of each key of sweep.over as an axis.
 void read_over(ConfigSection over, const std::filesystem::path& file, std::vector<SweepAxis>& axes) {
   for (const std::string& name : over.keys()) {
-    const std::string key = full_key(name);
+    const std::string key = full_key(name);  // the name may be short, as S
     const json values = json::parse(over.json(name));
     SweepAxis axis{.source = fmt::format("{}: sweep.over.{}", file.string(), name), .points = {}};
     std::vector<std::string> texts;
@@ -69,7 +69,7 @@ void read_over(ConfigSection over, const std::filesystem::path& file, std::vecto
       for (const json& value : values) {
         const auto text = value_text(value);
         if (!text) over.error(name, text.error().detail);
-        texts.push_back(text ? *text : "");
+        texts.push_back(text ? *text : "");  // finish() returns the error later; until then the axis keeps its length
       }
     } else {
       auto split = split_values(values.is_string() ? values.get<std::string>() : values.dump());
@@ -80,7 +80,7 @@ void read_over(ConfigSection over, const std::filesystem::path& file, std::vecto
     }
     for (std::string& text : texts) {
       if (path_keys().contains(key)) text = absolute_path(text, file);
-      axis.points.push_back({{key, std::move(text)}});
+      axis.points.push_back(KeyValues{{key, std::move(text)}});  // a point with this one key
     }
     axes.push_back(std::move(axis));
   }
@@ -148,8 +148,8 @@ class Problems {
       std::string line = problems.substr(start, end - start);
       start = end + 1;
       for (const auto& [key, value] : cell.values)
-        if (const std::string set = fmt::format("--set {}: ", key); line.starts_with(set))
-          line = fmt::format("--over {}={}: {}", key, printable(value, 80), line.substr(set.size()));
+        if (const std::string set_prefix = fmt::format("--set {}: ", key); line.starts_with(set_prefix))
+          line = fmt::format("--over {}={}: {}", key, printable(value, 80), line.substr(set_prefix.size()));
       const auto is_same = [&](const Problem& problem) { return problem.line == line; };
       if (const auto it = std::find_if(problems_.begin(), problems_.end(), is_same); it != problems_.end())
         ++it->cell_count;
@@ -191,9 +191,9 @@ std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t 
 }
 
 // Loads the run file with the values of a cell, and adds a complete configuration for each seed.
-class Resolver {
+class ConfigResolver {
  public:
-  Resolver(const SweepArguments& arguments, SweepKind kind) : arguments_(arguments), kind_(kind) {}
+  ConfigResolver(const SweepArguments& arguments, SweepKind kind) : arguments_(arguments), kind_(kind) {}
 
   Status add_runs(SweepCell& cell, std::uint32_t seeds) {
     std::uint64_t first_seed = 1;
@@ -240,8 +240,8 @@ class Resolver {
   const SweepKind kind_;
 };
 
-constexpr std::size_t kFieldBytesMax = 200;  // longest field name that --measure accepts
-constexpr std::uint64_t kReportBytesMax = 256 << 20;
+constexpr std::size_t kFieldBytesMax = 200;           // longest field name that --measure accepts
+constexpr std::uint64_t kReportBytesMax = 256 << 20;  // 256 MiB
 
 Status check(const SweepPlan& plan) {
   for (const std::string& key : plan.keys)
@@ -285,8 +285,8 @@ std::filesystem::path default_sweep_folder(const std::filesystem::path& config) 
 }
 
 Status write_sweep_source(const SweepPlan& plan) {
-  std::error_code ec;
-  if (std::filesystem::exists(plan.out / kSweepSourceFile, ec)) return ok();
+  std::error_code ignored;
+  if (std::filesystem::exists(plan.out / kSweepSourceFile, ignored)) return ok();
   return write_file_atomic(plan.out / kSweepSourceFile, source_file_content(plan.config));
 }
 
@@ -322,10 +322,11 @@ Result<SweepPlan> plan_sweep(const SweepArguments& arguments) {
     plan.cells.push_back({.values = std::move(cell.values), .written = std::move(cell.written), .runs = {}});
   ECHO_TRY(check(plan));
 
-  Resolver resolver(arguments, plan.kind);
+  ConfigResolver config_resolver(arguments, plan.kind);
   Problems problems;
   for (SweepCell& cell : plan.cells)
-    if (const Status status = resolver.add_runs(cell, plan.seeds); !status) problems.add(status.error().detail, cell);
+    if (const Status status = config_resolver.add_runs(cell, plan.seeds); !status)
+      problems.add(status.error().detail, cell);
   ECHO_TRY(problems.to_status(plan.cells.size()));
   return plan;
 }

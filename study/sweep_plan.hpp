@@ -35,11 +35,12 @@ struct SweepRun {
 };
 
 struct SweepCell {
-  KeyValues values;                // of the swept keys
-  std::vector<KeyValues> written;  // as the user wrote them; several if spellings mean the same
+  KeyValues values;  // of the swept keys
+  // The values as the user wrote them; several if different texts, such as 1 and S-1, mean the same.
+  std::vector<KeyValues> written;
   std::vector<SweepRun> runs;
-  std::string name() const;  // "S=3 kappa=1"
-  std::optional<std::string> value(const std::string& key) const;
+  std::string name() const;                                        // "S=3 kappa=1"
+  std::optional<std::string> value(const std::string& key) const;  // absent if the cell does not set the key
 };
 
 struct SweepPlan {
@@ -60,12 +61,12 @@ inline constexpr const char* kSweepSourceFile = "source";
 // Writes the file if it does not exist.
 Status write_sweep_source(const SweepPlan& plan);
 
-// Reads the files and returns the complete plan; starts and writes nothing. kInvalid lists every problem: those of the
-// file with their place, those of a swept value with its --over argument and cell.
+// Reads the run file or scenario and returns the complete plan; starts and writes nothing. kInvalid lists every
+// problem: those of the file with their place, those of a swept value with its --over argument and cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);
 
-// Whether the folder contains the report.json of a run that has ended. A real run that was interrupted has a
-// report too, but is incomplete. A simulated run would always end in the same way, so every end counts.
+// Whether the folder contains the report.json of a complete run. A real run that was interrupted has a report too, but
+// is not complete. A simulated run is complete however it ended, because a repetition would end in the same way.
 bool is_complete(SweepKind kind, const std::filesystem::path& folder);
 
 }  // namespace echoline::study

@@ -187,7 +187,7 @@ std::optional<Estimate> estimate(const std::vector<double>& values, const Range&
   const double t = boost::math::quantile(boost::math::students_t(n - 1), kQuantile);
   const double half_width = t * std::sqrt(squares / (n - 1) / n);
   if (!std::isfinite(half_width)) return result;
-  // The interval contains the mean, also if the mean is outside the possible range.
+  // min() and max() keep the mean in the interval even if it is outside the possible range.
   const double range_min = range.min.value_or(-INFINITY), range_max = range.max.value_or(INFINITY);
   result.interval = Interval{.low = std::min(mean, std::max(range_min, mean - half_width)),
                              .high = std::max(mean, std::min(range_max, mean + half_width))};
@@ -259,7 +259,7 @@ std::string estimate_text(const Estimate& estimate) {
   const double below = estimate.interval ? estimate.mean - estimate.interval->low : 0,
                above = estimate.interval ? estimate.interval->high - estimate.mean : 0;
   const double half_width = std::max(below, above);
-  // An interval that the range limits is not symmetric, so both of its ends are shown.
+  // An interval that the range limits is not symmetric, so both of its ends are shown. The tolerances are for rounding.
   const bool is_limited = std::abs(above - below) > 1e-6 * half_width + 1e-12 * magnitude;
   const bool needs_exponent = magnitude >= 1e7 || (magnitude > 0 && magnitude < 1e-6);
   if (needs_exponent) {
@@ -278,7 +278,7 @@ std::string estimate_text(const Estimate& estimate) {
   return fmt::format("{:.{}f} ± {:.{}f}", estimate.mean, decimals, half_width, decimals);
 }
 
-std::string to_table(const SweepResults& results, std::size_t columns) {
+std::string to_table(const SweepResults& results, std::size_t width_max) {
   constexpr std::size_t kValueWidthMax = 40;
   std::vector<Column> keys, measures;
   for (const std::string& key : results.plan->keys) {
@@ -323,7 +323,7 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
       if (next_measure == measures.size()) break;
       width += measures[next_measure].width() + kColumnGap.size();
       shown.push_back(&measures[next_measure++]);
-    } while (next_measure < measures.size() && width + measures[next_measure].width() <= columns);
+    } while (next_measure < measures.size() && width + measures[next_measure].width() <= width_max);
     out += (out.empty() ? "" : "\n") + table_text(shown, results.rows.size());
   }
   return out;

@@ -10,7 +10,7 @@
 
 namespace echoline::study {
 
-inline constexpr int kSweepSchemaVersion = 2;
+inline constexpr int kSweepSchemaVersion = 2;  // of sweep.json
 
 std::string_view to_string(SweepEnd end);
 
@@ -36,6 +36,7 @@ struct Estimate {
   double mean = 0;
   std::optional<Interval> interval;
 };
+// Absent if there are no values.
 std::optional<Estimate> estimate(const std::vector<double>& values, const Range& range = {});
 
 // Returns a measure's number in a report; absent if it is missing, null or not finite.
@@ -53,8 +54,8 @@ struct SweepResults {
   const SweepPlan* plan = nullptr;
   std::vector<Measure> measures;  // those in at least one run's report
   std::vector<SweepRow> rows;
-  // The Pareto front: the fields of two measures of which less is better, and the indices of the rows that no other row
-  // beats in both. Empty if the results lack such measures.
+  // The fields of two measures where less is better, and the indices of the rows on their Pareto front: those that no
+  // other row beats in both. Empty if the results lack such measures.
   std::string pareto_x, pareto_y;
   std::vector<std::size_t> pareto;
 };
@@ -62,12 +63,12 @@ struct SweepResults {
 // Reads the reports of all runs that are done. The result refers to `plan` and `outcomes`, which must outlive it.
 SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes);
 
-// One row per cell; measures that do not fit into `columns` follow in further tables.
-std::string to_table(const SweepResults& results, std::size_t columns);
+// One row per cell; measures that do not fit into lines of `width_max` characters follow in further tables.
+std::string to_table(const SweepResults& results, std::size_t width_max);
 std::string to_csv(const SweepResults& results);
 nlohmann::json to_json(const SweepResults& results);
 
 // "0.1234", "0.123 ± 0.004", or "0.95 (0.61 to 1)" for a limited interval; shows only significant digits.
-std::string estimate_text(const Estimate& e);
+std::string estimate_text(const Estimate& estimate);
 
 }  // namespace echoline::study

@@ -23,10 +23,10 @@ namespace echoline::study {
 namespace {
 
 constexpr std::size_t kLogBytesMax = 64u << 20;                     // of one run
-constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // for one pass over the running processes
+constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // time of one pass over the running processes
 constexpr std::size_t kLastLineBytesShown = 300;                    // of a failed run's output
 
-struct Close {
+struct CloseFile {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
 
@@ -35,7 +35,7 @@ struct RunningProcess {
   const SweepCell* cell;
   const SweepRun* run;
   ChildProcess child;
-  std::unique_ptr<std::FILE, Close> log;
+  std::unique_ptr<std::FILE, CloseFile> log;
   std::filesystem::path log_path;
   TimePoint started_at{};
   std::size_t logged_bytes = 0;
@@ -59,7 +59,7 @@ std::string span_text(Duration span) {
   return span_s < 7200 ? fmt::format("{:.0f} min", span_s / 60) : fmt::format("{:.1f} h", span_s / 3600);
 }
 
-// Locks the folder against another sweep, as long as the returned descriptor lives.
+// Makes the sweep's folders, and locks them against another sweep as long as the returned descriptor lives.
 Result<std::unique_ptr<Descriptor>> take_lock(const std::filesystem::path& out) {
   ECHO_TRY(make_folders(out / "cells"));
   ECHO_TRY(make_folders(out / "logs"));
@@ -94,7 +94,7 @@ class Runner {
     if (const std::size_t cached = outcomes_.size() - runs_to_do_; cached > 0)
       options_.on_message(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
     sweep_started_at_ = clock_.now();
-    while (!active_.empty() || (!waiting_.empty() && !stop_)) {
+    while (!running_.empty() || (!waiting_.empty() && !stop_)) {
       if (!stop_) ECHO_TRY(start_waiting_runs());
       poll_children();
       options_.on_status(status_text());
@@ -105,7 +105,7 @@ class Runner {
  private:
   Status start_waiting_runs() {
     const std::size_t waiting_count = waiting_.size();
-    for (std::size_t i = 0; i < waiting_count && active_.size() < options_.jobs; ++i) {
+    for (std::size_t i = 0; i < waiting_count && running_.size() < options_.jobs; ++i) {
       const WaitingRun next = waiting_.front();
       waiting_.pop_front();
       if (learner::is_running(next.run->folder) && clock_.now() - sweep_started_at_ < options_.lock_wait) {
@@ -117,24 +117,24 @@ class Runner {
     return ok();
   }
 
-  Status start(const WaitingRun& waiting) {
-    const SweepRun& run = *waiting.run;
+  Status start(const WaitingRun& waiting_run) {
+    const SweepRun& run = *waiting_run.run;
     ECHO_TRY(make_folders(run.folder));
     const std::filesystem::path config = run.folder / "config.yaml";
     const auto old_config = read_file(config);
     if (!old_config || *old_config != run.config) ECHO_TRY(write_file_atomic(config, run.config));
     const std::filesystem::path log_path = plan_.out / "logs" / (run.digest + ".log");
-    std::unique_ptr<std::FILE, Close> log(std::fopen(log_path.c_str(), "ae"));
+    std::unique_ptr<std::FILE, CloseFile> log(std::fopen(log_path.c_str(), "ae"));  // appends: a resumed run goes on
     if (!log) return os_error("write log", log_path);
     auto child = ChildProcess::start(command(run, config));
     if (!child) return std::move(child).error();
     outcomes_[run.digest].log = log_path;
-    active_.push_back(std::make_unique<RunningProcess>(RunningProcess{.cell = waiting.cell,
-                                                                      .run = waiting.run,
-                                                                      .child = *std::move(child),
-                                                                      .log = std::move(log),
-                                                                      .log_path = log_path,
-                                                                      .started_at = clock_.now()}));
+    running_.push_back(std::make_unique<RunningProcess>(RunningProcess{.cell = waiting_run.cell,
+                                                                       .run = waiting_run.run,
+                                                                       .child = *std::move(child),
+                                                                       .log = std::move(log),
+                                                                       .log_path = log_path,
+                                                                       .started_at = clock_.now()}));
     return ok();
   }
 
@@ -142,8 +142,8 @@ class Runner {
   std::vector<std::string> command(const SweepRun& run, const std::filesystem::path& config) const {
     if (plan_.kind == SweepKind::kSimulated) {
       for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {
-        std::error_code ec;
-        std::filesystem::remove(run.folder / name, ec);
+        std::error_code ignored;
+        std::filesystem::remove(run.folder / name, ignored);
       }
       return {options_.program.string(), "sim", "run", config.string(), "--seed", std::to_string(run.seed), "--out",
               run.folder.string()};
@@ -154,12 +154,12 @@ class Runner {
   }
 
   void poll_children() {
-    if (active_.empty()) {
+    if (running_.empty()) {
       std::this_thread::sleep_for(kPollInterval);
       return;
     }
-    const Duration wait_per_child = kPollInterval / static_cast<int>(active_.size());
-    for (auto& process : active_) {
+    const Duration wait_per_child = kPollInterval / static_cast<int>(running_.size());
+    for (auto& process : running_) {
       end_if_stopped_or_overdue(*process);
       const auto end = process->child.pump(wait_per_child, [&](const std::string& line) { log(*process, line); });
       if (!end) continue;
@@ -167,7 +167,7 @@ class Runner {
       process.reset();
       options_.on_run_ended(outcomes_);
     }
-    std::erase(active_, nullptr);
+    std::erase(running_, nullptr);
   }
 
   // Asks the process to end if the sweep stops or the run takes too long. Kills it after the grace period.
@@ -175,7 +175,7 @@ class Runner {
     const TimePoint now = clock_.now();
     if (!process.end_requested_at && (stop_ || now - process.started_at >= options_.limit)) {
       process.end_requested_at = now;
-      process.timed_out = !stop_;
+      process.timed_out = !stop_;  // a run that the user stops has not failed
       process.child.signal(SIGTERM);
     }
     if (process.end_requested_at && !process.killed && now - *process.end_requested_at >= options_.grace) {
@@ -226,16 +226,16 @@ class Runner {
   std::string status_text() const {
     std::string text = fmt::format("{} of {} done", runs_ended_ - runs_failed_, runs_to_do_);
     if (runs_failed_ > 0) text += fmt::format(", {} failed", runs_failed_);
-    if (active_.size() == 1) {
-      const RunningProcess& process = *active_.front();
+    if (running_.size() == 1) {
+      const RunningProcess& process = *running_.front();
       text += fmt::format("; {}", name_of(*process.cell, *process.run));
       const auto status = learner::read_json_object(process.run->folder / "status.json");
       if (status && status->value("step", nlohmann::json()).is_number_unsigned() &&
           status->value("steps", nlohmann::json()).is_number_unsigned())
         text += fmt::format(", step {} of {}", (*status)["step"].get<std::uint64_t>(),
                             (*status)["steps"].get<std::uint64_t>());
-    } else if (!active_.empty()) {
-      text += fmt::format("; {} at work", active_.size());
+    } else if (!running_.empty()) {
+      text += fmt::format("; {} at work", running_.size());
     } else if (!waiting_.empty()) {
       text += "; waiting for runs that an earlier sweep left running";
     }
@@ -253,7 +253,7 @@ class Runner {
   const std::atomic<bool>& stop_;
   SweepOutcomes outcomes_;
   std::deque<WaitingRun> waiting_;
-  std::vector<std::unique_ptr<RunningProcess>> active_;
+  std::vector<std::unique_ptr<RunningProcess>> running_;
   TimePoint sweep_started_at_{};
   // Runs that no earlier sweep has completed. runs_ended_ includes runs_failed_.
   std::size_t runs_to_do_ = 0, runs_ended_ = 0, runs_failed_ = 0;

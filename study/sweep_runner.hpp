@@ -26,7 +26,7 @@ using SweepOutcomes = std::map<std::string, SweepOutcome>;
 
 struct SweepRunnerOptions {
   std::filesystem::path program;             // echoline
-  unsigned jobs = 1;                         // processes at a time
+  unsigned jobs = 1;                         // most processes at a time
   Duration limit = std::chrono::hours(24);   // for one run
   Duration grace = std::chrono::minutes(2);  // from SIGTERM to SIGKILL
   // How long to wait for a process that an earlier sweep has left in a run's folder, and that is still ending.

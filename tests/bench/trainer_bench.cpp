@@ -60,9 +60,9 @@ void clients_that_stall(int count) {
       std::filesystem::temp_directory_path() / fmt::format("trainer_bench_{}", ::getpid());
   const SystemClock clock;
   learner::TrainerLink trainer_link({1, 10, 0}, clock, 0);
-  learner::ApiOptions options;
+  learner::TrainerServerOptions options;
   options.folder = folder;
-  const auto api = must(learner::Api::start(std::move(options), trainer_link));
+  const auto api = must(learner::TrainerServer::start(std::move(options), trainer_link));
   const std::string socket = api->address()["socket"];
   calls(socket, 4, count / 10 + 1);
   std::vector<double> alone, beside;

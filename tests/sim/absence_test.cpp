@@ -36,7 +36,11 @@ struct Trial {
     }
   }
   bool run_until(const std::function<bool()>& holds, Duration limit = minutes(5)) {
-    return world.run(world.now() + limit, holds);
+    return world.run(world.now() + limit, [&] {
+      fleet.check();
+      world.check();
+      return holds();
+    });
   }
   bool all_have(Version version) {
     return run_until([&] {

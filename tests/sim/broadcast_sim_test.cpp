@@ -2,7 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
 #include "base/log.hpp"
+#include "base/random.hpp"
 #include "chains/broadcast_model.hpp"
 #include "sim/broadcast_scenario.hpp"
 
@@ -210,6 +215,45 @@ TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
       ASSERT_TRUE(r.publications[i].t_b) << i;
       EXPECT_LT(seconds(*r.publications[i].t_b), 1.25 * seconds(*equal.publications[i].t_b)) << declared << ", " << i;
     }
+  }
+}
+
+// Rented workers do not state their links. The learner then plans with those of their offers. Ten random fleets with
+// links as unequal as a market's; T_b over the lower bound, for trees and stripes.
+TEST(BroadcastSim, LinksOfOffersAreAsGoodAsDeclaredOnes) {
+  for (const chains::TopologyPolicy policy : {chains::TopologyPolicy::kTrees, chains::TopologyPolicy::kStripes}) {
+    std::vector<double> unknown, offered, declared;
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      Random random(seed);
+      BroadcastScenario s = homogeneous(16, 200, 50);
+      s.topology = policy;
+      s.payload = {8'000'000};
+      s.chunk = {64 * 1024};
+      s.delay = milliseconds(20);
+      s.seed = seed;
+      for (int i = 0; i < 16; ++i) {  // up 20 to 640 Mbit/s, down one to three times as much
+        const double up = 20 * std::pow(2, 5 * random.uniform());
+        s.worker_links.push_back(
+            {BitRate::from_mbit_per_s(up), BitRate::from_mbit_per_s(up * (1 + 2 * random.uniform()))});
+      }
+      const auto over_bound = [](const BroadcastResult& r) {
+        return seconds(r.publications[0].last()) / seconds(r.lower_bound);
+      };
+      unknown.push_back(over_bound(run(s)));
+      s.links_offered = true;
+      offered.push_back(over_bound(run(s)));
+      s.links_offered = false;
+      s.cores_limit_rate = true;
+      declared.push_back(over_bound(run(s)));
+    }
+    const auto mean = [](const std::vector<double>& values) {
+      return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+    };
+    std::printf("%s, T_b over the bound, mean and worst: unknown %.2f, %.2f; offered %.2f, %.2f; declared %.2f, %.2f\n",
+                std::string(to_string(policy)).c_str(), mean(unknown), *std::ranges::max_element(unknown),
+                mean(offered), *std::ranges::max_element(offered), mean(declared), *std::ranges::max_element(declared));
+    EXPECT_LT(mean(offered), mean(unknown));
+    EXPECT_LT(mean(offered), 1.1 * mean(declared));
   }
 }
 

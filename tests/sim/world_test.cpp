@@ -42,7 +42,12 @@ class Pair {
   void with_talker(HostId host, Work&& work) {
     world.call(host, [&](TimePoint) { work(host == host_a ? *a : *b); });
   }
-  void run(Duration time) { world.run(world.now() + time); }
+  void run(Duration time) {
+    world.run(world.now() + time, [this] {
+      world.check();
+      return false;
+    });
+  }
 
   World world;
   HostId host_a, host_b;

@@ -244,10 +244,10 @@ TEST(Svg, DrawsAnyNumbers) {
 
 TEST(Pages, LinkOnlyBelowThemselves) {
   Page page("links");
-  page.table({"a"}, {{{"ok", "cells/1/", false}},
-                     {{"js", "javascript:alert(1)", false}},
-                     {{"up", "../../etc", false}},
-                     {{"root", "/etc", false}}});
+  page.add_table({"a"}, {{{"ok", "cells/1/", false}},
+                         {{"js", "javascript:alert(1)", false}},
+                         {{"up", "../../etc", false}},
+                         {{"root", "/etc", false}}});
   const std::string html = page.finish({});
   EXPECT_THAT(html, HasSubstr("<a href='cells/1/'>ok</a>"));
   EXPECT_THAT(html, HasSubstr("<td>js</td>"));
