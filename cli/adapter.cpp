@@ -4,8 +4,8 @@
 
 namespace echoline::cli {
 
-void add_adapter(Verb& app, int& exit_code) {
-  auto* adapter = app.add_verb("adapter", "Try tasks without a run");
+void add_adapter(Verb& program, int& exit_code) {
+  auto* adapter = program.add_verb("adapter", "Try tasks without a run");
   adapter->require_verb();
   add_adapter_list(*adapter, exit_code);
   add_adapter_check(*adapter, exit_code);

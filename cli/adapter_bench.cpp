@@ -24,8 +24,8 @@ struct Arguments {
   bool as_json = false;
 };
 
-// Makes two responses for each problem: the demonstration or the reference, and one that is probably wrong. Counts the
-// problems that the task does not return.
+// Makes two responses for each problem: the demonstration (a correct response, if the task has one) or the reference,
+// and one that is probably wrong. Adds the problems that the task does not return to `failed_problems`.
 std::vector<Question> make_questions(const data_plane::Adapter& adapter, std::size_t problems,
                                      std::size_t& failed_problems) {
   std::vector<Question> questions;
@@ -79,7 +79,7 @@ Result<json> bench(const Arguments& args, const TaskChoice& choice) {
   const Speed baseline_speed = data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 4, clock);
   if (task_speed.failed == task_speed.calls + task_speed.batched)
     return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
-  constexpr double kDivisorMin = 1e-6;
+  constexpr double kDivisorMin = 1e-6;  // against a division by 0
   json result = as_json(task_speed);
   result.update({{"schema_version", 1},
                  {"task", choice.label},
@@ -92,7 +92,7 @@ Result<json> bench(const Arguments& args, const TaskChoice& choice) {
   return result;
 }
 
-void print(const json& result) {
+void print_result(const json& result) {
   const auto print_row = [](const std::string& name, const json& speed) {
     fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, speed.at("median_us").get<double>(),
                speed.at("p99_us").get<double>(), speed.at("max_us").get<double>(), speed.at("per_s").get<double>());
@@ -130,9 +130,9 @@ void add_adapter_bench(Verb& adapter, int& exit_code) {
     exit_code = result ? 0 : report_error(kOperation, result.error());
     if (!result) return;
     if (args->as_json)
-      fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+      fmt::print("{}\n", result->dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
     else
-      print(*result);
+      print_result(*result);
   });
 }
 

@@ -34,7 +34,9 @@ struct Arguments {
   bool as_json = false;
 };
 
-std::string json_line(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+std::string json_line(const json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace) + "\n";
+}
 
 void write_line_or_exit(int descriptor, const std::string& line) {
   for (std::size_t bytes_written = 0; bytes_written < line.size();) {
@@ -52,10 +54,11 @@ json as_json(const Finding& finding) {
   return object;
 }
 
-// The child process. Before each step it writes to `pipe_end` what it is about to try; at the end, its findings.
+// Runs in the child process. Before each step it writes to `pipe_end` what it is about to try; at the end, its
+// findings.
 [[noreturn]] void run_child(const Arguments& args, const TaskChoice& choice, int pipe_end) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive the parent
-  log::configure(log::Level::kOff, "check");
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);         // it must not outlive the parent
+  log::configure(log::Level::kOff, "check");  // the findings say all, and the parent draws its progress on stderr
   data_plane::CheckOptions options;
   options.name = choice.task.adapter;
   options.options_json = choice.task.options_json;
@@ -79,7 +82,7 @@ json as_json(const Finding& finding) {
                  {"detail", report.error().detail}}}};
   }
   write_line_or_exit(pipe_end, json_line(message));
-  ::_exit(0);
+  ::_exit(0);  // without destructors: the parent's buffers and objects must not be flushed or ended twice
 }
 
 std::string describe_exit(int status) {
@@ -102,7 +105,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
                           .response = current_step.value("response", "")};
     return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(finding)}}};
   };
-  const auto reap = [&] {
+  const auto wait_for_child = [&] {
     int status = 0;
     while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
@@ -115,13 +118,13 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
     if (ready_count < 0 && errno == EINTR) continue;
     if (ready_count == 0) {
       ::kill(child, SIGKILL);
-      reap();
+      wait_for_child();
       return failure_report(fmt::format("the task hangs: no progress for {}", to_text(patience)));
     }
     char bytes[1 << 16];
     const ssize_t bytes_read = ::read(pipe_end, bytes, sizeof bytes);
     if (bytes_read < 0 && errno == EINTR) continue;
-    if (bytes_read <= 0) return failure_report(describe_exit(reap()));
+    if (bytes_read <= 0) return failure_report(describe_exit(wait_for_child()));
     received.append(bytes, static_cast<std::size_t>(bytes_read));
     for (std::size_t end = 0; (end = received.find('\n')) != std::string::npos;) {
       json message = json::parse(received.substr(0, end), nullptr, /*allow_exceptions=*/false);
@@ -134,7 +137,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
         continue;
       }
       if (shows_progress) print_stderr("\r\033[K");
-      reap();
+      wait_for_child();
       if (const auto error = message.find("error"); error != message.end())
         return as_user_error(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""),
                                    error->value("detail", "")});
@@ -143,6 +146,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
   }
 }
 
+// Runs the check in a child process. Returns its report, as read_child_report() does.
 Result<json> check(const Arguments& args, const TaskChoice& choice) {
   int pipe_ends[2];
   if (::pipe(pipe_ends) != 0) return fail(Code::kIo, "check", "pipe: {}", std::strerror(errno));
@@ -159,7 +163,7 @@ Result<json> check(const Arguments& args, const TaskChoice& choice) {
   return message;
 }
 
-std::string time_text(double us) {
+std::string time_text(double us) {  // microseconds
   return us >= 1e6    ? fmt::format("{:.2f} s", us / 1e6)
          : us >= 1000 ? fmt::format("{:.1f} ms", us / 1000)
                       : fmt::format("{:.1f} us", us);
@@ -247,8 +251,8 @@ int run(const Arguments& args) {
   auto message = check(args, *choice);
   if (!message) return report_failure(message.error());
   compare_with_deadline(*choice, *message);
-  const bool is_sound =
-      std::ranges::none_of(message->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
+  const bool is_sound = std::ranges::none_of(message->at("findings"),
+                                             [](const json& finding) { return finding.at("wrong").get<bool>(); });
   if (args.as_json) {
     json report = message->at("facts");
     report.update({{"schema_version", 1},
@@ -257,7 +261,7 @@ int run(const Arguments& args) {
                    {"sound", is_sound},
                    {"findings", message->at("findings")},
                    {"further", message->at("further")}});
-    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+    fmt::print("{}\n", report.dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
     return is_sound ? 0 : 1;
   }
   print_facts(*choice, message->at("facts"));

@@ -64,16 +64,18 @@ void print_all(const std::vector<AdapterKind>& kinds) {
     const std::string facts =
         fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns_text(kind), repeatable_text(kind), needs_text(kind));
     if (is_narrow)  // the meaning has lines of its own
-      fmt::print("{}\n{}", facts.substr(0, facts.find_last_not_of(' ') + 1), wrap_text(kind.meaning, 2, 2, *columns));
+      fmt::print("{}\n{}", facts.substr(0, facts.find_last_not_of(' ') + 1),
+                 wrap_text(kind.meaning, /*first_indent=*/2, /*next_indent=*/2, *columns));
     else if (columns)
-      fmt::print("{}{}", facts, wrap_text(kind.meaning, 0, facts.size(), *columns - facts.size()));
+      fmt::print("{}{}", facts,
+                 wrap_text(kind.meaning, /*first_indent=*/0, /*next_indent=*/facts.size(), *columns - facts.size()));
     else  // not a terminal
       fmt::print("{}{}\n", facts, kind.meaning);
   }
   fmt::print(
       "\n{}",
-      wrap_text("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.", 0, 0,
-                columns.value_or(kDefaultColumns)));
+      wrap_text("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.",
+                /*first_indent=*/0, /*next_indent=*/0, columns.value_or(kDefaultColumns)));
 }
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {

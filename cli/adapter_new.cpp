@@ -25,9 +25,9 @@ struct Arguments {
   bool python = false, c = false, turns = false, as_json = false;
 };
 
-// The texts of the new files. files_of() replaces the words in braces that it lists, such as {name}; other braces are
-// part of the file.
-constexpr std::string_view kPython =
+// The texts of the new files. files_to_write() replaces the words in braces that it lists, such as {name}; other braces
+// are part of the file.
+constexpr std::string_view kPythonTask =
     R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
@@ -47,7 +47,7 @@ def score(problem, response):
 task.run(problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
 )";
 
-constexpr std::string_view kPythonTurns =
+constexpr std::string_view kPythonTaskOfSeveralTurns =
     R"("""{name}: a task of several turns for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
@@ -130,9 +130,9 @@ struct NewFile {
 };
 
 // The task, its run file and its offers, in this order.
-std::vector<NewFile> files_of(const Arguments& args) {
+std::vector<NewFile> files_to_write(const Arguments& args) {
   const std::string source = args.name + (args.c ? ".c" : ".py");
-  const auto filled = [&](std::string_view text) {
+  const auto fill_in = [&](std::string_view text) {
     return with_replacements(text, {{"{options}", std::string(args.c ? kCOptions : kPythonOptions)},
                                     {"{adapter}", args.c ? "library" : "process"},
                                     {"{script}", source},
@@ -140,10 +140,10 @@ std::vector<NewFile> files_of(const Arguments& args) {
                                     {"{name}", args.name}});
   };
   const fs::path folder = args.folder;
-  const std::string example =
-      args.c ? with_replacements(kCExample, kExampleReplacements) : std::string(args.turns ? kPythonTurns : kPython);
-  std::vector<NewFile> files = {{folder / source, filled(example)},
-                                {folder / (args.name + ".yaml"), filled(kRunFile)},
+  const std::string example = args.c ? with_replacements(kCExample, kExampleReplacements)
+                                     : std::string(args.turns ? kPythonTaskOfSeveralTurns : kPythonTask);
+  std::vector<NewFile> files = {{folder / source, fill_in(example)},
+                                {folder / (args.name + ".yaml"), fill_in(kRunFile)},
                                 {folder / (args.name + ".offers.json"), std::string(kOffers)}};
   if (args.c) files.push_back({folder / "echoline_task.h", std::string(kCHeader)});
   return files;
@@ -178,7 +178,7 @@ Status create_task(const Arguments& args) {
   if (args.c && args.turns)
     return fail(Code::kInvalid, "",
                 "--turns is only for --python; echoline_task.h describes libraries with several turns");
-  const std::vector<NewFile> files = files_of(args);
+  const std::vector<NewFile> files = files_to_write(args);
   std::string existing;
   std::error_code ignored;
   for (const NewFile& file : files)
@@ -195,7 +195,7 @@ Status create_task(const Arguments& args) {
   }
   if (args.as_json)
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(
-                           2, ' ', false, nlohmann::json::error_handler_t::replace));
+                           2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
   if (args.c)
     print_stderr("first: cc -shared -fPIC -O2 -o {} {}\n",

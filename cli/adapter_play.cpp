@@ -25,8 +25,9 @@ constexpr std::size_t kResponseBytesMax = 4u << 20;  // TrajectoryLimits::text_m
 
 struct Arguments {
   TaskArguments task_args;
-  std::uint64_t problem = 0;
-  std::string ends = "line";  // what ends a response: "line", "empty" (an empty line) or "input" (the input's end)
+  std::uint64_t problem = 0;  // its number, from 0
+  // The end of a response: "line" (the end of a line), "empty" (an empty line) or "input" (the end of the input).
+  std::string response_end = "line";
   bool held_out = false, reveal = false, as_json = false;
 };
 
@@ -60,12 +61,13 @@ class Transcript {
     std::fflush(out_);
   }
 
-  // Reads the next response; `ends` as in Arguments. Absent at the end of the input; kInvalid if it is too long.
-  Result<std::optional<std::string>> read_response(const std::string& ends) const {
+  // Reads the next response; `response_end` as in Arguments. Absent at the end of the input; kInvalid if it is too
+  // long.
+  Result<std::optional<std::string>> read_response(const std::string& response_end) const {
     if (is_interactive_)
-      print_stderr("{}", ends == "line"    ? "> "
-                         : ends == "empty" ? "(an empty line ends the response)\n"
-                                           : "(Ctrl-D ends the response)\n");
+      print_stderr("{}", response_end == "line"    ? "> "
+                         : response_end == "empty" ? "(an empty line ends the response)\n"
+                                                   : "(Ctrl-D ends the response)\n");
     std::string text;
     for (bool has_lines = false;; has_lines = true) {
       bool at_input_end = false;
@@ -84,14 +86,14 @@ class Transcript {
         if (!has_lines) return std::optional<std::string>();
         break;
       }
-      if (at_input_end || ends == "line") return std::optional(std::move(text));
-      if (ends == "empty" && line_is_empty) break;
+      if (at_input_end || response_end == "line") return std::optional(std::move(text));
+      if (response_end == "empty" && line_is_empty) break;
       text.push_back('\n');
     }
     if (text.ends_with('\n')) text.pop_back();
     return std::optional(std::move(text));
   }
-  // Whether responses are printed too: those from a file would be missing from the transcript otherwise.
+  // Whether responses must be printed: a terminal has shown them as they were typed, a file has not.
   bool echoes_responses() const { return !is_interactive_; }
 
  private:
@@ -139,7 +141,7 @@ Status play(const Arguments& args) {
   bool done = false;
   while (!done && turns.size() < data_plane::kTurnsMax) {
     if (chat) transcript.show_heading("assistant");
-    ECHO_ASSIGN(auto response, transcript.read_response(args.ends));
+    ECHO_ASSIGN(auto response, transcript.read_response(args.response_end));
     if (!response) break;
     if (transcript.echoes_responses()) transcript.show(chat ? *response : "> " + *response);
     auto step = data_plane::step_and_wait(*episode, *response);
@@ -152,7 +154,7 @@ Status play(const Arguments& args) {
     turns.push_back(as_json(step->score));
     turns.back().update({{"response", *response}, {"done", done}});
     if (done) break;
-    if (step->side_prompt) {  // the task asks another model; here its answer is typed too
+    if (step->side_prompt) {  // a question to the policy in another role; the user answers it as well
       turns.back()["aside"] = data_plane::to_json(*step->side_prompt);
       transcript.show_heading("for somebody else");
       transcript.print_input(*step->side_prompt, chat);
@@ -163,15 +165,15 @@ Status play(const Arguments& args) {
   }
   if (!done) {
     // The end of an unfinished episode can have a score of its own, such as a lost stake. It does not change `correct`.
-    const Score cut_score = episode->cut();
+    const Score last_score = episode->cut();
     const bool was_correct = total.correct;
-    data_plane::add(total, cut_score);
+    data_plane::add(total, last_score);
     total.correct = was_correct;
     if (transcript.echoes_responses() || turns.empty()) transcript.write("\n");
     transcript.write(fmt::format("[{}: reward {:g}{}]\n",
                                  turns.size() == data_plane::kTurnsMax ? "that was the last allowed turn"
                                                                        : "the input ended before the task was done",
-                                 cut_score.reward, components_text(cut_score)));
+                                 last_score.reward, components_text(last_score)));
   }
   transcript.show_heading(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct",
                                       total.reward, turns.size(), turns.size() == 1 ? "" : "s",
@@ -194,7 +196,7 @@ Status play(const Arguments& args) {
                    {"done", done},
                    {"turns", turns}});
     if (args.reveal) result["reference"] = problem.reference();
-    fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
+    fmt::print("{}\n", result.dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
   }
   return ok();
 }
@@ -208,7 +210,7 @@ void add_adapter_play(Verb& adapter, int& exit_code) {
   args->task_args.add_options(*verb);
   verb->add_option("--problem", args->problem, "number of the training problem")->show_default();
   verb->add_flag("--held-out", args->held_out, "use a held-out problem instead");
-  verb->add_option("--ends", args->ends,
+  verb->add_option("--ends", args->response_end,
                    "what ends a response: the end of the line, an empty line, or the end of the input (Ctrl-D)")
       ->one_of({"line", "empty", "input"})
       ->show_default();

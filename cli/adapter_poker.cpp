@@ -125,7 +125,8 @@ Status join(const JoinArguments& args) {
   return ok();
 }
 
-int report_status(std::string_view verb, const Status& status) {
+// Returns the exit code.
+int report_if_failed(std::string_view verb, const Status& status) {
   return status ? 0 : report_error(verb, status.error());
 }
 
@@ -137,7 +138,7 @@ void add_match(Verb& poker, int& exit_code) {
   verb->add_option("second", args->second, "the opponent")->required()->one_of(player_names());
   verb->add_option("--pairs", args->pairs, "number of deals; each is played as two hands")->positive()->show_default();
   args->table.add_options(*verb, "the same seed gives the same hands");
-  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker match", run_match_verb(*args)); });
+  verb->callback([args, &exit_code] { exit_code = report_if_failed("adapter poker match", run_match_verb(*args)); });
 }
 
 void add_serve(Verb& poker, int& exit_code) {
@@ -154,7 +155,7 @@ void add_serve(Verb& poker, int& exit_code) {
   verb->add_option("--patience", args->patience, "time limit for a player to connect, and for each action")
       ->show_default();
   args->table.add_options(*verb, "the same seed gives the same deals");
-  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker serve", serve(*args)); });
+  verb->callback([args, &exit_code] { exit_code = report_if_failed("adapter poker serve", serve(*args)); });
 }
 
 void add_join(Verb& poker, int& exit_code) {
@@ -165,7 +166,7 @@ void add_join(Verb& poker, int& exit_code) {
   verb->add_option("--player", args->player, "the player to use")->one_of(player_names())->show_default();
   verb->add_option("--patience", args->patience, "time limit for each message of the dealer")->show_default();
   args->table.add_options(*verb, "seed of the player's random choices");
-  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker join", join(*args)); });
+  verb->callback([args, &exit_code] { exit_code = report_if_failed("adapter poker join", join(*args)); });
 }
 
 }  // namespace

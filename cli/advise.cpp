@@ -1,13 +1,12 @@
 // echoline advise: finds settings that make a simulated run cheaper or faster. study/advice does the search.
 #include <algorithm>
 #include <cstdio>
-#include <mutex>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
-#include "cli/live_table.hpp"
 #include "cli/output.hpp"
+#include "cli/state_line.hpp"
 #include "cli/verbs.hpp"
 #include "study/advice.hpp"
 
@@ -24,25 +23,6 @@ struct Arguments {
   std::vector<std::string> overrides;
   unsigned jobs = 0;
   bool json = false;
-};
-
-// Shows on the last line of a terminal how much of the search is done. Calls may come from any thread.
-class SearchProgress {
- public:
-  void show(std::uint64_t done, std::uint64_t total) {
-    const std::lock_guard lock(mutex_);
-    if (!is_terminal_ || 100 * done / total == percent_shown_) return;
-    percent_shown_ = 100 * done / total;
-    print_stderr("\r\x1b[K{} % of about {} plans and simulations", *percent_shown_, total);
-  }
-  ~SearchProgress() {
-    if (percent_shown_) print_stderr("\r\x1b[K");
-  }
-
- private:
-  const bool is_terminal_ = screen_of(stderr).has_value();
-  std::mutex mutex_;
-  std::optional<std::uint64_t> percent_shown_;
 };
 
 Result<AdviceArguments> advice_arguments(const Arguments& args) {
@@ -64,17 +44,17 @@ Result<AdviceArguments> advice_arguments(const Arguments& args) {
 
 // --- The text, at most 80 columns wide ------------------------------------------------------------------------
 
-// Cents if they matter.
+// With cents, if the sum is so small that they matter.
 std::string usd_text(double usd) {
   constexpr double kCentsBelow = 100;
   return usd < kCentsBelow ? fmt::format("{:.2f}", usd) : fmt::format("{:.0f}", usd);
 }
 
-std::string figures_row(const std::string& name, const AdviceFigures& f) {
-  const std::string usd_range = fmt::format("{} to {}", usd_text(f.usd_min), usd_text(f.usd_max));
-  return fmt::format("{:<10}{:>9.2f}{:>15}{:>7.2f}{:>8.2f}{:>8.1f}{:>7.2f}{:>5}{:>9}{}\n", name, f.usd, usd_range,
-                     f.hours, f.usd_per_hour, 100 * f.idle_fraction, f.staleness_mean, f.staleness_p95, f.workers,
-                     f.possible ? "" : " !");
+std::string figures_row(const std::string& name, const AdviceFigures& figures) {
+  const std::string usd_range = fmt::format("{} to {}", usd_text(figures.usd_min), usd_text(figures.usd_max));
+  return fmt::format("{:<10}{:>9.2f}{:>15}{:>7.2f}{:>8.2f}{:>8.1f}{:>7.2f}{:>5}{:>9}{}\n", name, figures.usd, usd_range,
+                     figures.hours, figures.usd_per_hour, 100 * figures.idle_fraction, figures.staleness_mean,
+                     figures.staleness_p95, figures.workers, figures.possible ? "" : " !");
 }
 
 std::string figures_table(const Advice& advice) {
@@ -95,11 +75,13 @@ std::string figures_table(const Advice& advice) {
 // A command with the advised settings, and with those that the user gave for other keys.
 std::string command_text(const Arguments& args, const KeyValues& changes) {
   std::string text = fmt::format("  echoline sim run {}", shell_word(args.scenario));
-  const auto add = [&](const std::string& setting) { text += fmt::format(" \\\n    --set {}", shell_word(setting)); };
+  const auto add_setting = [&](const std::string& setting) {
+    text += fmt::format(" \\\n    --set {}", shell_word(setting));
+  };
   for (const std::string& given : args.overrides)
     if (std::ranges::none_of(changes, [&](const auto& change) { return given.starts_with(change.first + "="); }))
-      add(given);
-  for (const auto& [key, value] : changes) add(fmt::format("{}={}", key, value));
+      add_setting(given);
+  for (const auto& [key, value] : changes) add_setting(fmt::format("{}={}", key, value));
   return text + "\n";
 }
 
@@ -163,8 +145,10 @@ int run_advise(const Arguments& args) {
   const auto arguments = advice_arguments(args);
   if (!arguments) return report_failure(arguments.error());
   const auto advice = [&] {
-    SearchProgress progress;
-    return advise(*arguments, [&](std::uint64_t done, std::uint64_t total) { progress.show(done, total); });
+    StateLine progress;
+    return advise(*arguments, [&](std::uint64_t done, std::uint64_t total) {
+      progress.show(fmt::format("{} % of about {} plans and simulations", 100 * done / total, total));
+    });
   }();
   if (!advice) return report_failure(advice.error());
   if (!args.out.empty())
@@ -181,8 +165,8 @@ int run_advise(const Arguments& args) {
 
 }  // namespace
 
-void add_advise(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("advise", "Find settings that make a simulated run cheaper or faster");
+void add_advise(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("advise", "Find settings that make a simulated run cheaper or faster");
   auto args = std::make_shared<Arguments>();
   verb->add_option("scenario", args->scenario, "run file with a section `simulation`, e.g. configs/sim/regions.yaml")
       ->required();

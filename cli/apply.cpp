@@ -52,14 +52,15 @@ int run(const Arguments& args) {
   if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(up->config, *overrides);
   if (!config) return report_failure(config.error());
+  // The checks before a run: those of `echoline plan`, but with the plan that is given.
   if (const Status checked = learner::preflight(*config, {built_in_trainer(), args.plan}).status(); !checked)
     return report_failure(checked.error());
   const auto model = learner::run_model_config(*config);
   if (!model) return report_failure(model.error());
-  auto market_now = learner::run_market(*config, *model, planned->request);
+  auto market_now = learner::read_run_market(*config, *model, planned->request);
   if (!market_now) return report_failure(market_now.error());
-  // A plan file does not store the replay buffer's rules, so they are taken from the run file. They do not depend on
-  // the length of the prompts.
+  // A plan file does not store how the idle time and the staleness are predicted, so that is taken from the run file.
+  // It does not depend on the length of the prompts.
   constexpr std::uint64_t kPromptTokensUnknown = 0;
   const provisioner::PlanRequest request = learner::plan_request(*config, *model, kPromptTokensUnknown);
   planned->request.staleness_worst = request.staleness_worst;
@@ -89,8 +90,8 @@ int run(const Arguments& args) {
 
 }  // namespace
 
-void add_apply(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("apply", "Start a run from a plan that `echoline plan -o` wrote");
+void add_apply(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("apply", "Start a run from a plan that `echoline plan -o` wrote");
   auto args = std::make_shared<Arguments>();
   verb->add_option("plan", args->plan, "the plan, e.g. plan.json")->required();
   verb->add_option(

@@ -32,13 +32,13 @@ constexpr std::string_view kLauncher =
 // Files that the loader has mapped into this process.
 std::vector<fs::path> loaded_libraries() {
   std::vector<fs::path> libraries;
-  const auto add = [](dl_phdr_info* info, std::size_t, void* paths) {
-    std::error_code ec;
-    if (const fs::path path = info->dlpi_name; path.is_absolute() && fs::is_regular_file(path, ec))
+  const auto add_path = [](dl_phdr_info* info, std::size_t, void* paths) {
+    std::error_code ignored;
+    if (const fs::path path = info->dlpi_name; path.is_absolute() && fs::is_regular_file(path, ignored))
       static_cast<std::vector<fs::path>*>(paths)->push_back(path);
     return 0;
   };
-  ::dl_iterate_phdr(add, &libraries);
+  ::dl_iterate_phdr(add_path, &libraries);
   return libraries;
 }
 
@@ -77,29 +77,31 @@ Status check_program_starts(const fs::path& lib, const std::string& loader, bool
 
 // Returns the SHA-256 digest of the archive.
 Result<std::string> make_bundle(const fs::path& archive, bool with_engine) {
-  std::error_code ec;
+  std::error_code error;
   std::optional<fs::path> module;
   if (with_engine) {
     ECHO_ASSIGN(module, open_built_in());
   }
-  if (const fs::path folder = fs::absolute(archive, ec).parent_path(); !fs::is_directory(folder, ec))
+  if (const fs::path folder = fs::absolute(archive, error).parent_path(); !fs::is_directory(folder, error))
     return fail(Code::kNotFound, kOperation, "there is no folder {}", folder.string());
   const fs::path staging = archive.string() + ".partial";
   const fs::path lib = staging / kFolderName / "lib", bin = staging / kFolderName / "bin";
-  fs::remove_all(staging, ec);
-  const auto make = [&]() -> Result<std::string> {
-    fs::create_directories(lib, ec);
-    fs::create_directories(bin, ec);
-    if (ec) return fail(Code::kIo, kOperation, "cannot create {}: {}", lib.string(), ec.message());
+  fs::remove_all(staging, error);
+  const auto pack = [&]() -> Result<std::string> {
+    fs::create_directories(lib, error);
+    fs::create_directories(bin, error);
+    if (error) return fail(Code::kIo, kOperation, "cannot create {}: {}", lib.string(), error.message());
     std::string loader;
     const fs::path program = own_program();
     // In an unpacked bundle, own_program() is the launcher and the program lies in lib.
     const fs::path bundled_program = program.parent_path().parent_path() / "lib/echoline";
-    fs::create_symlink(fs::is_regular_file(bundled_program, ec) ? bundled_program : program, lib / "echoline", ec);
+    fs::create_symlink(fs::is_regular_file(bundled_program, error) ? bundled_program : program, lib / "echoline",
+                       error);
     // Links are enough, because tar packs the files they point to. Loaded libraries that neither the program nor its
     // module needs are left out.
-    std::vector<fs::path> files = loaded_libraries(), roots;
-    files.push_back(fs::canonical(lib / "echoline", ec));
+    std::vector<fs::path> files = loaded_libraries();
+    std::vector<fs::path> roots;  // the program and its module; what they need is needed
+    files.push_back(fs::canonical(lib / "echoline", error));
     roots.push_back(files.back());
     if (module) roots.push_back(*module);
     // Debian's libtorch names OpenCV and FFmpeg and uses neither. They bring Qt and GDAL along: 250 libraries in all.
@@ -115,36 +117,36 @@ Result<std::string> make_bundle(const fs::path& archive, bool with_engine) {
       const bool names_unneeded = std::any_of(
           needed.begin(), needed.end(), [&](const std::string& library) { return unneeded_names.contains(library); });
       if (names_unneeded) {  // the loader would look for a library that is left out, so a changed copy is packed
-        fs::copy_file(path, lib / name, ec);
-        if (!ec) fs::permissions(lib / name, fs::perms::owner_write, fs::perm_options::add, ec);
-        if (!ec) {
+        fs::copy_file(path, lib / name, error);
+        if (!error) fs::permissions(lib / name, fs::perms::owner_write, fs::perm_options::add, error);
+        if (!error) {
           ECHO_TRY(remove_needed(lib / name, unneeded_names));
         }
       } else {
-        fs::create_symlink(path, lib / name, ec);
+        fs::create_symlink(path, lib / name, error);
       }
-      if (ec) return fail(Code::kIo, kOperation, "cannot take {}: {}", path.string(), ec.message());
+      if (error) return fail(Code::kIo, kOperation, "cannot take {}: {}", path.string(), error.message());
     }
     if (loader.empty()) return fail(Code::kInternal, kOperation, "none of the loaded libraries is a loader");
     ECHO_TRY(write_file_atomic(bin / "echoline", fmt::format(fmt::runtime(kLauncher), loader)));
-    fs::permissions(bin / "echoline", fs::perms(0755), ec);
+    fs::permissions(bin / "echoline", fs::perms(0755), error);
     ECHO_TRY(check_program_starts(lib, loader, module.has_value()));
     const fs::path partial_archive = staging / archive.filename();
     ECHO_TRY(run_tar(staging, partial_archive));
-    fs::rename(partial_archive, archive, ec);
-    if (ec) return fail(Code::kIo, kOperation, "cannot write {}: {}", archive.string(), ec.message());
+    fs::rename(partial_archive, archive, error);
+    if (error) return fail(Code::kIo, kOperation, "cannot write {}: {}", archive.string(), error.message());
     ECHO_ASSIGN(const overlay::BundleFile bundle, overlay::open_bundle(archive));
     return bundle.sha256;
   };
-  auto digest = make();
-  fs::remove_all(staging, ec);
+  auto digest = pack();
+  fs::remove_all(staging, error);
   return digest;
 }
 
 }  // namespace
 
-void add_bundle(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
+void add_bundle(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
   auto archive = std::make_shared<std::string>("echoline-worker.tar.zst");
   verb->add_option("-o,--output", *archive,
                    "the archive; its name chooses the compression: .tar.zst, .tar.gz, .tar.xz");

@@ -45,7 +45,7 @@ void print_error_if_json(const Error& error) {
   // A plan's JSON has "feasible" too, so a script tests one key whether planning succeeds or not.
   if (error.code == Code::kInfeasible) object["feasible"] = false;
   // The message may contain a path that is not UTF-8.
-  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  fmt::print("{}\n", object.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace));
 }
 
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts) {

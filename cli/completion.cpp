@@ -14,7 +14,7 @@ namespace {
 
 // Returns the text in single quotes, with spaces for newlines. All three shells take it literally except for a quote in
 // it, which becomes `escaped_quote`.
-std::string quoted(const std::string& text, const char* escaped_quote) {
+std::string single_quoted(const std::string& text, const char* escaped_quote) {
   std::string result = "'";
   for (const char c : text) result += c == '\'' ? std::string(escaped_quote) : std::string(1, c == '\n' ? ' ' : c);
   return result + "'";
@@ -51,7 +51,7 @@ std::string verb_pattern(const std::vector<Command>& commands) {
     if (command.path.empty()) continue;
     // At the first word no verb has been seen yet, so the text begins with the space.
     const std::string path = command.path.find(' ') == std::string::npos ? " " + command.path : command.path;
-    pattern += (pattern.empty() ? "" : "|") + quoted(path, "'\\''");
+    pattern += (pattern.empty() ? "" : "|") + single_quoted(path, "'\\''");
   }
   return pattern;
 }
@@ -76,9 +76,9 @@ std::string bash_completion(const std::vector<Command>& commands, const std::vec
       "  esac\n"
       "  case \"$verb\" in\n",
       fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
-  for (const Command& command : commands) {  // a command takes either verbs or a run, so one list is empty
+  for (const Command& command : commands) {  // a command takes either verbs or a run, so one of the two is empty
     const std::string runs = takes_run(command) ? "$(command ls runs 2>/dev/null)" : "";
-    out += fmt::format("    {}) options='{}' verbs=\"{}{}\" ;;\n", quoted(command.path, ""),
+    out += fmt::format("    {}) options='{}' verbs=\"{}{}\" ;;\n", single_quoted(command.path, ""),
                        fmt::join(option_names(command, /*with_value_only=*/false), " "), fmt::join(command.verbs, " "),
                        runs);
   }
@@ -109,7 +109,7 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
       fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
                   fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
   const auto name_and_help = [](std::string name, const std::string& help_text) {
-    return quoted(name + ":" + help_text, "'\\''");
+    return single_quoted(name + ":" + help_text, "'\\''");
   };
   // In zsh's glob runs/*(N:t), N means that no match is no error, and t takes the last part of each path.
   for (const Command& command : commands) {
@@ -121,8 +121,8 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
     for (const Option& option : command.options)
       if (!option.positional)
         for (const std::string& name : option.names) options += " " + name_and_help(name, option.help_text);
-    out += fmt::format("    {})\n      verbs=({} )\n      options=({} )\n      {};;\n", quoted(command.path, ""), verbs,
-                       options, takes_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
+    out += fmt::format("    {})\n      verbs=({} )\n      options=({} )\n      {};;\n", single_quoted(command.path, ""),
+                       verbs, options, takes_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
   }
   out +=
       "  esac\n"
@@ -153,11 +153,11 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
         condition +=
             fmt::format("; and not {}", seen_subcommand_condition(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
-    const std::string complete_command = "complete -c echoline -n " + quoted(condition, "\\'");
+    const std::string complete_command = "complete -c echoline -n " + single_quoted(condition, "\\'");
     for (const std::string& verb : command.verbs)
       for (const Command& subcommand : commands)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
-          out += fmt::format("{} -f -a {} -d {}\n", complete_command, verb, quoted(subcommand.help_text, "\\'"));
+          out += fmt::format("{} -f -a {} -d {}\n", complete_command, verb, single_quoted(subcommand.help_text, "\\'"));
     if (takes_run(command)) out += complete_command + " -a '(command ls runs 2>/dev/null)'\n";
     for (const Option& option : command.options) {
       if (option.positional) continue;
@@ -167,22 +167,23 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
       std::string values;
       if (option.names.back() == "--set") values = fmt::format(" -f -a '{}='", fmt::join(run_file_keys, "= "));
       out += fmt::format("{}{}{}{} -d {}\n", complete_command, names, option.takes_value ? " -r" : "", values,
-                         quoted(option.help_text, "\\'"));
+                         single_quoted(option.help_text, "\\'"));
     }
   }
   return out;
 }
 
-void add_completion(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("completion", "Print a script for the completion of verbs, options and keys in a shell");
+void add_completion(Verb& program, int& exit_code) {
+  auto* verb =
+      program.add_verb("completion", "Print a script for the completion of verbs, options and keys in a shell");
   auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
-  verb->callback([&app, shell, &exit_code] {
+  verb->callback([&program, shell, &exit_code] {
     std::vector<std::string> keys;
     for (const ConfigKey& key : learner::run_file_keys())
       if (key.type != "section" && key.type != "list" && std::find(keys.begin(), keys.end(), key.path) == keys.end())
         keys.push_back(key.path);
-    const std::vector<Command> commands = command_tree(app);
+    const std::vector<Command> commands = command_tree(program);
     fmt::print("{}", *shell == "bash"  ? bash_completion(commands, keys)
                      : *shell == "zsh" ? zsh_completion(commands, keys)
                                        : fish_completion(commands, keys));

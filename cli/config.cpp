@@ -49,18 +49,18 @@ void print_schema() {
   for (ConfigKey& key : keys)
     if (key.path == "task.adapter") key.required = false;  // a run with several tasks has `tasks` instead
   for (ConfigKey& key : study::simulation_keys()) keys.push_back(std::move(key));
-  ConfigKey sweep;
-  sweep.path = "sweep";
-  sweep.type = "mapping";
-  sweep.meaning = "The variations of `echoline sweep`.";
-  keys.push_back(std::move(sweep));
+  ConfigKey sweep_section;
+  sweep_section.path = "sweep";
+  sweep_section.type = "mapping";
+  sweep_section.meaning = "The variations of `echoline sweep`.";
+  keys.push_back(std::move(sweep_section));
   fmt::print("{}", reference_schema(keys));
 }
 
 }  // namespace
 
-void add_config(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("config", "Describe the keys of a run file");
+void add_config(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("config", "Describe the keys of a run file");
   verb->require_verb();
   auto* reference_verb = verb->add_verb("reference", "Print every key of a run file: unit, range, default and meaning");
   auto args = std::make_shared<Arguments>();

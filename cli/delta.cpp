@@ -69,19 +69,19 @@ Result<delta::LockedCheckpoint> open_checkpoint(const std::string& path, const D
 }
 
 Status check_output(const std::string& output, const std::vector<std::string>& inputs) {
-  std::error_code ec;
-  if (fs::is_directory(output, ec))
+  std::error_code ignored;  // both functions return false on an error, such as an output that does not exist
+  if (fs::is_directory(output, ignored))
     return fail(Code::kInvalid, "write patch", "{} is a folder; -o must name the patch file", output);
   for (const std::string& input : inputs)
-    if (fs::equivalent(output, input, ec))
+    if (fs::equivalent(output, input, ignored))
       return fail(Code::kInvalid, "write patch",
                   "{}: -o names an input, which would be overwritten; choose another name", output);
   return ok();
 }
 
-void add_delta(Verb& app, int& exit_code) {
+void add_delta(Verb& program, int& exit_code) {
   auto* group =
-      app.add_verb("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
+      program.add_verb("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
   group->require_verb();
   group->footer(
       "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"

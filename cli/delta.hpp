@@ -69,21 +69,21 @@ void report_recovery(const std::string& path);
 // kInvalid if the output is a folder or one of the inputs.
 Status check_output(const std::string& output, const std::vector<std::string>& inputs);
 
-// Runs `work` with a progress bar and prints its report as JSON or with `print`. `exit_code_of` turns the report into
-// the exit code.
+// Runs `work` with a progress bar and prints its report as JSON or with `print`. Returns the exit code: of the error,
+// or what `exit_code_of` makes of the report.
 template <class Arguments, class Work, class Print, class ExitCodeOf>
 int run_and_report(std::string_view verb, const Arguments& args, Work&& work, Print&& print,
                    ExitCodeOf&& exit_code_of) {
   ProgressBar bar;
-  auto done = work(args, bar);
+  auto report = work(args, bar);
   bar.clear();
-  if (!done) return report_error(verb, done.error());
+  if (!report) return report_error(verb, report.error());
   if (args.common.json) {
-    fmt::print("{}\n", to_json(*done).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", to_json(*report).dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace));
   } else {
-    print(*done);
+    print(*report);
   }
-  return exit_code_of(*done);
+  return exit_code_of(*report);
 }
 inline constexpr auto kExitZero = [](const auto&) { return 0; };
 

@@ -37,7 +37,7 @@ Result<DiffReport> diff(const DiffArguments& args, ProgressBar& bar) {
     ECHO_ASSIGN(prev, open_checkpoint(args.prev, args.common));
   }
   ECHO_ASSIGN(const LockedCheckpoint cur, open_checkpoint(args.cur, args.common));
-  std::vector<std::string> inputs;
+  std::vector<std::string> inputs;  // files that the output must not replace
   for (std::size_t i = 0; prev && i < (*prev)->file_count(); ++i) inputs.push_back((*prev)->file_path(i));
   for (std::size_t i = 0; i < cur->file_count(); ++i) inputs.push_back(cur->file_path(i));
   ECHO_TRY(check_output(args.output, inputs));
@@ -56,6 +56,7 @@ Result<DiffReport> diff(const DiffArguments& args, ProgressBar& bar) {
   auto stats = prev ? delta::write_delta((*prev)->view(), cur->view(), sink, encode, &prev_leaves)
                     : delta::write_snapshot(cur->view(), sink, encode);
   if (!stats) {
+    // kInvalid: the checkpoints have different tensors, so no delta between them is possible.
     if (stats.error().code != Code::kInvalid) return as_user_error(std::move(stats).error());
     return with_file_and_advice(std::move(stats).error(), prev ? args.prev + " and " + args.cur : args.cur,
                                 prev ? " (--snapshot makes one)" : "");
@@ -136,7 +137,7 @@ struct FoldArguments {
 
 struct FoldReport {
   delta::PatchStats stats;
-  std::uint64_t parts_bytes = 0;  // size of the folded patches together
+  std::uint64_t parts_bytes = 0;  // sum of the sizes of the folded patches
   double seconds = 0;
 };
 
@@ -147,7 +148,7 @@ Result<FoldReport> fold(const FoldArguments& args, ProgressBar& bar) {
   FoldReport report;
   for (const std::string& path : args.patches) {
     ECHO_ASSIGN(MappedFile file, open_patch(path));
-    ECHO_TRY(inspect_patch(file, path));
+    ECHO_TRY(inspect_patch(file, path));  // for its checks only
     report.parts_bytes += file.bytes().size();
     patches.push_back(file.bytes());
     files.push_back(std::move(file));
@@ -166,6 +167,7 @@ Result<FoldReport> fold(const FoldArguments& args, ProgressBar& bar) {
   bar.begin("folding");
   const Stopwatch folding;
   const delta::EncodeOptions encode{.threads = args.common.threads, .base = {}, .progress = bar.callback()};
+  // kStale: the base is not the checkpoint that the first delta applies to.
   auto stats = delta::fold_deltas(patches, sink, base ? &(*base)->view() : nullptr, encode);
   if (!stats)
     return stats.error().code == Code::kStale ? with_file_and_advice(std::move(stats).error(), args.base)
@@ -173,6 +175,7 @@ Result<FoldReport> fold(const FoldArguments& args, ProgressBar& bar) {
   report.stats = *stats;
   report.seconds = folding.seconds();
 
+  // Proven like a diff. Without the base, only the patch's own checksums can be checked.
   ECHO_ASSIGN(const MappedFile patch, MappedFile::open(file.temporary()));
   if (base) {
     bar.begin("proving");
@@ -234,7 +237,7 @@ void add_delta_diff(Verb* group, int& exit_code) {
       "digest of the result is compared. \"proven in\" (JSON: apply_seconds) is the time of this check. A snapshot "
       "is decoded in memory instead.");
   verb->callback([args, &exit_code] {
-    if (args->cur.empty()) std::swap(args->prev, args->cur);
+    if (args->cur.empty()) std::swap(args->prev, args->cur);  // a single positional argument is CUR
     exit_code = run_and_report(
         "delta diff", *args, diff, [&](const DiffReport& report) { print_report(report, args->output); }, kExitZero);
   });

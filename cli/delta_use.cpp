@@ -30,7 +30,7 @@ struct ApplyReport {
   double seconds = 0;
 };
 
-// Adds to an error which file it is about, and advice.
+// Adds the name of the file that caused the error, and advice.
 Error with_context(Error error, const ApplyArguments& args, const PatchInfo& info) {
   if (error.code == Code::kStale) {
     // The error contains the digest that was found.
@@ -89,12 +89,12 @@ Result<ApplyReport> apply(const ApplyArguments& args, ProgressBar& bar) {
 
 void print_report(const ApplyReport& report) {
   if (report.in_place && report.in_place->recovery == delta::Recovery::kCompleted) report_recovery(report.written);
-  const bool was_applied = report.in_place && report.in_place->already_applied;
-  print_field(was_applied ? "already applied" : "wrote", report.written);
+  const bool was_already_applied = report.in_place && report.in_place->already_applied;
+  print_field(was_already_applied ? "already applied" : "wrote", report.written);
   print_field("result", report.info.result.hex());
   print_field("changed", fmt::format("{} of {} elements ({})", grouped_digits(report.info.changed),
                                      grouped_digits(report.info.elements), percent_text(report.info.density())));
-  if (report.in_place && !was_applied)
+  if (report.in_place && !was_already_applied)
     print_field("on disk", fmt::format("{} of pages written, after a journal of {}",
                                        to_text(Bytes{report.in_place->written_bytes}),
                                        to_text(Bytes{report.in_place->journal_bytes})));
@@ -142,6 +142,7 @@ Result<VerifyReport> verify(const VerifyArguments& args, ProgressBar& bar) {
   ECHO_ASSIGN(const LockedCheckpoint state, open_checkpoint(args.state, args.common));
   bar.begin("verifying");
   if (report.info.kind == PatchKind::kDelta) {
+    // The writes are discarded, because only the check of the digest matters.
     const auto discard = [&](delta::TensorWrite&&) { return check_not_stopped(stop); };
     const auto resolved = delta::resolve_delta(patch.bytes(), state->view(), discard,
                                                {.threads = args.common.threads, .progress = bar.callback()});
@@ -151,7 +152,7 @@ Result<VerifyReport> verify(const VerifyArguments& args, ProgressBar& bar) {
       report.found = *report.info.base;
       return report;
     }
-    if (resolved.error().code == Code::kInvalid)
+    if (resolved.error().code == Code::kInvalid)  // the checkpoint has other tensors than the patch
       report.reason = resolved.error().detail;
     else if (resolved.error().code != Code::kStale)
       return with_file_and_advice(resolved.error(), args.patch);
@@ -213,13 +214,13 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
   fmt::print("\n{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", "tensor", name_width, "type", "shape",
              shape_width, "changed", "density", "bytes", "bits/change", "bound");
   for (const delta::PatchTensor& tensor : tensors) {
-    const auto per_change = [&](std::uint64_t bits) {
+    const auto bits_per_change = [&](std::uint64_t bits) {
       return tensor.changed ? fmt::format("{:.2f}", ratio_or_zero(bits, tensor.changed)) : std::string("-");
     };
     fmt::print("{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", name(tensor), name_width,
                delta::dtype_name(tensor.dtype), shape(tensor), shape_width, grouped_digits(tensor.changed),
                percent_text(ratio_or_zero(tensor.changed, tensor.coded_elements)), grouped_digits(tensor.payload_bytes),
-               per_change(8 * tensor.payload_bytes), per_change(tensor.bound_bits));
+               bits_per_change(8 * tensor.payload_bytes), bits_per_change(tensor.bound_bits));
   }
   if (tensors.size() < total)
     fmt::print("... and {} more of {} tensors; --all shows them\n", total - tensors.size(), total);
@@ -293,7 +294,7 @@ void add_delta_apply(Verb* group, int& exit_code) {
       "let it run before other programs read PREV. PREV must not be a link. If PREV is already the result, "
       "nothing is changed; that is not an error.");
   verb->callback([args, &exit_code] {
-    if (args->patch.empty()) std::swap(args->prev, args->patch);
+    if (args->patch.empty()) std::swap(args->prev, args->patch);  // a single positional argument is the patch
     exit_code = run_and_report(
         "delta apply", *args, apply, [](const ApplyReport& report) { print_report(report); }, kExitZero);
   });

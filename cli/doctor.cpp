@@ -32,7 +32,7 @@ Check check_of_status(const std::string& name, const Status& status, std::string
   return {name, Verdict::kFailed, status.error().message(), status.error().code};
 }
 
-// Enough for the quickstart.
+// Enough for the run file configs/quickstart.yaml.
 constexpr unsigned kCoresWanted = 2;
 constexpr double kGibWanted = 4, kDiskGbWanted = 1;
 
@@ -54,13 +54,14 @@ Check check_disk() {
   return {"disk", gb < kDiskGbWanted ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
 }
 
-// Creates a ledger (the database of rentals) in a temporary folder, writes it durably and reads it back.
+// Creates a ledger (the database of rentals) in a temporary folder: open() writes its tables durably, and totals()
+// reads them back.
 Check check_database() {
   std::string folder = (std::filesystem::temp_directory_path() / "echoline-doctor-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "cannot create a temporary folder"};
   const auto attempt = [&]() -> Status {
     ECHO_ASSIGN(provisioner::Ledger ledger, provisioner::Ledger::open(folder + "/ledger.sqlite", "doctor"));
-    ECHO_ASSIGN(const auto totals, ledger.totals(0));
+    ECHO_ASSIGN(const auto totals, ledger.totals(/*now_unix_s=*/0));
     return totals.running == 0 ? ok() : fail(Code::kCorrupt, "ledger", "a new ledger is not empty");
   };
   const Status result = attempt();
@@ -109,7 +110,7 @@ int run(const Arguments& args) {
                           : check.verdict == Verdict::kWarning ? "warning"
                                                                : "FAILED";
     some_failed = some_failed || check.verdict == Verdict::kFailed;
-    if (!args.json) fmt::print("{:<13}{:<9}{}\n", check.name, verdict, check.detail);
+    if (!args.json) fmt::print("{:<14}{:<9}{}\n", check.name, verdict, check.detail);
     rows.push_back({{"check", check.name}, {"verdict", verdict}, {"detail", check.detail}});
   }
   if (args.json)
@@ -119,8 +120,8 @@ int run(const Arguments& args) {
 
 }  // namespace
 
-void add_doctor(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("doctor", "Check this machine and a run file before a run depends on them");
+void add_doctor(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("doctor", "Check this machine and a run file before a run depends on them");
   auto args = std::make_shared<Arguments>();
   verb->add_option("config", args->config, "run file to check as well");
   verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set network.port=7070")

@@ -27,10 +27,11 @@ struct Arguments {
   std::string run, config, policy, url, model, api, key_file, device = "cpu";
   std::vector<std::string> overrides;
   std::optional<std::string> checkpoint;
-  std::size_t samples = 1, problems = 0, questions_at_once = 0, tries = 8;
-  double temperature = -1;  // negative: not given
+  std::size_t samples = 1, tries = 8;
+  std::size_t problems = 0, questions_at_once = 0;  // 0: not given
+  double temperature = -1;                          // negative: not given
   double timeout_s = 600;
-  std::int64_t tokens_max = 0;
+  std::int64_t tokens_max = 0;  // 0: not given
   std::optional<std::uint64_t> seed;
   bool as_json = false;
 };
@@ -38,9 +39,9 @@ struct Arguments {
 // The model to evaluate and the task.
 struct Subject {
   learner::RunConfig config;
-  std::string name;              // printed in the report
-  std::filesystem::path policy;  // a Hugging Face directory; empty for a server
-  std::optional<model::Phrasing> phrasing;
+  std::string name;                         // printed in the report
+  std::filesystem::path policy;             // a Hugging Face directory; empty for a server
+  std::optional<model::Phrasing> phrasing;  // absent if a chat server builds the prompts
   std::unique_ptr<data_plane::Adapter> adapter;
   std::vector<schema::Problem> problems;
 };
@@ -67,7 +68,7 @@ Result<Subject> read_subject(const Arguments& args) {
   const bool uses_server = !args.url.empty();
   if (!args.run.empty() && !args.config.empty())
     return fail(Code::kInvalid, "evaluate", "expected a run or --config RUNFILE, found both");
-  if (!args.policy.empty() + args.checkpoint.has_value() + uses_server > 1)
+  if (!args.policy.empty() + args.checkpoint.has_value() + uses_server > 1)  // the number of those that are given
     return fail(Code::kInvalid, "evaluate", "expected only one of --checkpoint, --policy and --url");
   if (uses_server == args.model.empty())
     return fail(Code::kInvalid, "evaluate",
@@ -125,7 +126,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
   };
   const std::uint64_t conversation_count = std::uint64_t{subject.problems.size()} * settings.samples;
   std::map<std::uint64_t, Conversation> conversations;
-  std::deque<std::uint64_t> waiting_ids;  // conversations that wait for their next turn
+  std::deque<std::uint64_t> ids_to_continue;  // ids of conversations that wait for their next turn
   std::uint64_t next_id = 0;
   const auto tokens_left = [&](const Conversation& conversation) {
     const std::int64_t all_turns_left =
@@ -142,7 +143,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
     question.sampling.seed = learner::seed_of(settings, id, conversation.turns);
     return question;
   };
-  const auto record_refusal_and_end = [&](std::uint64_t id, const Error& why) {
+  const auto refuse_and_end = [&](std::uint64_t id, const Error& why) {
     held_out.record_refusal(id, why.message());
     conversations.erase(id);
   };
@@ -155,9 +156,9 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
       return subject.phrasing->response_end(response, response.size() - 1).has_value();
     };
   questions.next = [&]() -> std::optional<model::Question> {
-    if (!waiting_ids.empty()) {
-      const std::uint64_t id = waiting_ids.front();
-      waiting_ids.pop_front();
+    if (!ids_to_continue.empty()) {
+      const std::uint64_t id = ids_to_continue.front();
+      ids_to_continue.pop_front();
       return make_question(id);
     }
     while (next_id < conversation_count) {
@@ -168,7 +169,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
         conversations[id] = {.tokens = *std::move(prompt), .prompt_tokens = prompt_tokens, .turns = 0};
         return make_question(id);
       }
-      record_refusal_and_end(id, prompt.error());
+      refuse_and_end(id, prompt.error());
     }
     return std::nullopt;
   };
@@ -178,7 +179,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
                   conversation_count);
     if (!generation) {
       if (generation.error().code != Code::kInvalid) return std::move(generation).error();
-      record_refusal_and_end(id, generation.error());  // it is longer than the model allows
+      refuse_and_end(id, generation.error());  // it is longer than the model allows
       return ok();
     }
     ECHO_ASSIGN(const auto next_input,
@@ -193,13 +194,13 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
     conversation.tokens.insert(conversation.tokens.end(), generation->tokens.begin(), generation->tokens.end());
     auto follow_up_tokens = subject.phrasing->follow_up(conversation.tokens, *next_input);
     if (!follow_up_tokens) {
-      record_refusal_and_end(id, follow_up_tokens.error());
+      refuse_and_end(id, follow_up_tokens.error());
       return ok();
     }
     conversation.tokens.insert(conversation.tokens.end(), follow_up_tokens->begin(), follow_up_tokens->end());
     ++conversation.turns;
     if (tokens_left(conversation) > 0) {
-      waiting_ids.push_back(id);
+      ids_to_continue.push_back(id);
     } else {
       held_out.end_early(id);
       conversations.erase(id);
@@ -230,7 +231,7 @@ std::string number_text(const json& value, int digits) {
   return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
 }
 
-void print(const Subject& subject, const json& result) {
+void print_result(const Subject& subject, const json& result) {
   fmt::print("{} on {} held-out problems of '{}'\n", subject.name, result.at("problems").get<std::uint64_t>(),
              subject.config.task.adapter);
   fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number_text(result.at("accuracy"), 3),
@@ -292,8 +293,8 @@ Result<json> evaluate(const Arguments& args, Subject& subject) {
 
 }  // namespace
 
-void add_evaluate(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy or with a model behind a server");
+void add_evaluate(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("evaluate", "Score held-out problems with a policy or with a model behind a server");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run,
                    "name or folder of a run (default: the newest); its newest checkpoint is evaluated");
@@ -344,9 +345,9 @@ void add_evaluate(Verb& app, int& exit_code) {
     exit_code = result ? 0 : report_error("evaluate", result.error());
     if (!result) return;
     if (args->as_json)
-      fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+      fmt::print("{}\n", result->dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
     else
-      print(subject, *result);
+      print_result(subject, *result);
   });
 }
 

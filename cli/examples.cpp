@@ -8,7 +8,7 @@ namespace echoline::cli {
 namespace {
 
 struct Entry {
-  std::string_view path;
+  std::string_view path;                // the verb with the verbs above it, such as "delta diff"; "": the program
   std::array<const char*, 3> commands;  // at least two; null: none
 };
 

@@ -135,7 +135,7 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   const overlay::Listening listening =
       overlay::listening_for(args.bind, node_options.advertise.has_value(), node_options.learner.host);
   node_options.bind_host = listening.host;
-  if (listening.leaf)  // other workers cannot reach it
+  if (listening.leaf)
     log::warn(
         "the worker listens on {} only, so other workers cannot fetch policies from it and it will not forward any; "
         "use --bind :: or --advertise HOST:PORT to change that",
@@ -151,6 +151,8 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
     engine.builtin = std::move(*builtin);
   }
   engine.folder = args.engine_folder;
+  if (const char* command = std::getenv(learner::kEngineCommandVariable); command && engine.command.empty())
+    engine.command = command;
   if (!args.engine_timeout.empty()) {
     const auto parsed = parse_duration(args.engine_timeout);
     if (!parsed) return report_error("worker", parsed.error());
@@ -190,14 +192,13 @@ int run_worker_verb(const WorkerArguments& args) {
     log::info("this instance ({}) is ended so that it costs nothing more", instance->id);
     return ok();
   };
-  std::function<void()> on_contact;
-  // guard_host() forks: this process becomes the guard, and the worker runs in the child, where it returns nothing.
-  const pid_t guard_pid = ::getpid();
-  if (const auto exit_code = provisioner::guard_host(guard, stop, on_contact)) return *exit_code;
-  const int exit_code = run_worker(args, stop, on_contact);
-  // The guard ends the instance. If the guard has died or could not be started, the worker does.
-  const bool has_guard = ::getppid() == guard_pid;
-  if (has_guard || stop) return exit_code;
+  // guard_host() forks. It returns in the parent, which was the guard, with the exit code; in the child, which runs the
+  // worker, with nothing.
+  provisioner::GuardedWorker worker;
+  if (const auto exit_code = provisioner::guard_host(guard, stop, worker)) return *exit_code;
+  const int exit_code = run_worker(args, stop, worker.on_contact);
+  // The guard ends the instance. If the guard was killed or stopped, or could not be started, the worker does.
+  if (worker.has_guard() || stop) return exit_code;
   if (const Status ended = guard.end_instance(); !ended)
     log::warn("this instance may continue to cost money: {}", ended.error().message());
   return exit_code;
@@ -205,8 +206,8 @@ int run_worker_verb(const WorkerArguments& args) {
 
 }  // namespace
 
-void add_learner(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` starts this and shows the progress");
+void add_learner(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("learner", "Run the learner of a run file; `up` starts this and shows the progress");
   auto args = std::make_shared<LearnerArguments>();
   verb->add_option("config", args->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set run.steps=50")
@@ -217,8 +218,8 @@ void add_learner(Verb& app, int& exit_code) {
   verb->callback([args, &exit_code] { exit_code = run_learner_verb(*args); });
 }
 
-void add_worker(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("worker", "Join a learner; generate and score rollouts, forward policies");
+void add_worker(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("worker", "Join a learner; generate and score rollouts, forward policies");
   auto args = std::make_shared<WorkerArguments>();
   verb->add_option("--join", args->join, "address of the learner, HOST:PORT; HOST is an IP address or a name")
       ->required();
@@ -276,8 +277,8 @@ void add_worker(Verb& app, int& exit_code) {
       ->range(1, 1024)
       ->show_default();
   verb->add_option("--engines", args->engine.engines,
-                   "number of engines to start, each with GPUs of its own; default: GPUs of this machine, or of "
-                   "CUDA_VISIBLE_DEVICES, / --gpus-per-engine")
+                   "number of engines to start, each with GPUs of its own; default: the number of GPUs (of "
+                   "CUDA_VISIBLE_DEVICES, if set) divided by --gpus-per-engine")
       ->range(1u, 1024u);
   verb->add_option("--engine-url", args->engine.url,
                    "address of a running engine that reads --engine-folder, e.g. http://127.0.0.1:30000");

@@ -31,6 +31,7 @@ using nlohmann::json;
 using provisioner::Ledger;
 using provisioner::LedgerRow;
 
+// The arguments of `down` and of all subcommands of `ledger`.
 struct Arguments {
   std::string run;
   bool json = false, absent_is_gone = false, ask_for_charges = false, all_runs = false, by_label = false;
@@ -39,7 +40,7 @@ struct Arguments {
 
 struct OpenLedger {
   std::filesystem::path folder;
-  std::optional<learner::RunConfig> config;
+  std::optional<learner::RunConfig> config;  // absent if the run file cannot be read
   Ledger ledger;
 };
 
@@ -56,10 +57,12 @@ Result<OpenLedger> open_ledger(const std::string& run) {
   return OpenLedger{folder, config ? std::optional(std::move(*config)) : std::nullopt, std::move(ledger)};
 }
 
-void print(const json& object) { fmt::print("{}\n", object.dump(2, ' ', false, json::error_handler_t::replace)); }
+void print_json(const json& object) {
+  fmt::print("{}\n", object.dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
+}
 
 template <class Number>
-json or_null(const std::optional<Number>& number) {
+json json_or_null(const std::optional<Number>& number) {
   return number ? json(*number) : json();
 }
 
@@ -112,21 +115,21 @@ json row_json(const LedgerRow& row, double now_unix_s) {
           {"gpu_count", row.gpu_count},
           {"state", provisioner::to_string(row.state)},
           {"intended_unix_s", row.intended_unix_s},
-          {"running_unix_s", or_null(row.running_unix_s)},
-          {"ended_unix_s", or_null(row.ended_unix_s)},
+          {"running_unix_s", json_or_null(row.running_unix_s)},
+          {"ended_unix_s", json_or_null(row.ended_unix_s)},
           {"note", row.note},
           {"prices", prices},
           {"price_known", row.price_known},
           {"uploaded_bytes", row.uploaded.count},
           {"downloaded_bytes", row.downloaded.count},
-          {"promised_rollouts_per_s", or_null(row.promised_rollouts_per_s)},
-          {"measured_rollouts_per_s", or_null(row.measured_rollouts_per_s)},
+          {"promised_rollouts_per_s", json_or_null(row.promised_rollouts_per_s)},
+          {"measured_rollouts_per_s", json_or_null(row.measured_rollouts_per_s)},
           {"usd_rent", row.usd_rent(now_unix_s)},
           {"usd_traffic", row.usd_traffic()},
           {"usd", row.usd(now_unix_s)}};
 }
 
-Status show(const Arguments& args) {
+Status print_instances(const Arguments& args) {
   ECHO_ASSIGN(const OpenLedger opened, open_ledger(args.run));
   const double now = SystemClock().unix_seconds();
   ECHO_ASSIGN(const auto rows, opened.ledger.rows());
@@ -145,7 +148,7 @@ Status show(const Arguments& args) {
                                      {"what", decision.what},
                                      {"why", decision.why},
                                      {"numbers", json::parse(decision.numbers, nullptr, /*allow_exceptions=*/false)}});
-    print(object);
+    print_json(object);
     return ok();
   }
   fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8}  {:>9}  {}\n", "row", "state", "provider", "instance",
@@ -160,7 +163,7 @@ Status show(const Arguments& args) {
   return ok();
 }
 
-Status costs(const Arguments& args) {
+Status print_costs(const Arguments& args) {
   ECHO_ASSIGN(OpenLedger opened, open_ledger(args.run));
   if (args.ask_for_charges) ECHO_TRY(store_charges(opened));
   ECHO_ASSIGN(const ChargesByRow charges, charges_by_row(opened.ledger));
@@ -173,7 +176,7 @@ Status costs(const Arguments& args) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
-  // Over the instances that providers have charged: the providers' sum, the ledger's sum, and the last charged day.
+  // For the instances that providers have charged: the providers' sum, the ledger's sum, and the last charged day.
   double usd_charged = 0, usd_counted = 0, last_day_unix_s = 0;
   for (const LedgerRow& row : rows) {
     const auto it = charges.find(row.id);
@@ -201,7 +204,7 @@ Status costs(const Arguments& args) {
       instance["usd_charged"] = it == charges.end() ? json() : json(it->second.usd);
       object["instances"].push_back(std::move(instance));
     }
-    print(object);
+    print_json(object);
     return ok();
   }
   fmt::print("{:>4}  {:<16}  {:<19}  {:>9}  {:>8}  {:>10}\n", "row", "offer", "from (UTC)", "hours", "$/h", "$");
@@ -236,7 +239,7 @@ Status costs(const Arguments& args) {
   return ok();
 }
 
-Status hosts(const Arguments& args) {
+Status print_hosts(const Arguments& args) {
   std::filesystem::path folder = "runs";
   if (!args.run.empty()) {
     ECHO_ASSIGN(const std::filesystem::path run, find_run(args.run));
@@ -251,14 +254,14 @@ Status hosts(const Arguments& args) {
                       {"host", machine.host},
                       {"gpu", machine.gpu},
                       {"gpu_count", machine.gpu_count},
-                      {"promised_rollouts_per_s", or_null(machine.promised_rollouts_per_s)},
-                      {"measured_rollouts_per_s", or_null(machine.measured_rollouts_per_s)},
+                      {"promised_rollouts_per_s", json_or_null(machine.promised_rollouts_per_s)},
+                      {"measured_rollouts_per_s", json_or_null(machine.measured_rollouts_per_s)},
                       {"up_mbit_per_s", machine.up ? json(machine.up->mbit_per_s()) : json()},
                       {"down_mbit_per_s", machine.down ? json(machine.down->mbit_per_s()) : json()},
                       {"unix_s", machine.unix_s},
                       {"hours", machine.hours},
                       {"lost", machine.lost}});
-    print(rows);
+    print_json(rows);
     return ok();
   }
   const auto number = [](const std::optional<double>& n) {
@@ -293,29 +296,29 @@ Status end_learner(const std::filesystem::path& folder) {
   ::kill(pid.get<int>(), SIGTERM);
   constexpr auto kPollInterval = std::chrono::milliseconds(100);
   constexpr int kPolls = 1200;            // two minutes
-  constexpr int kPollsBetweenLooks = 50;  // the ledger is read every five seconds
+  constexpr int kPollsBetweenReads = 50;  // the ledger is read every five seconds
   std::size_t rented = rentals_not_ended(folder);
   for (int i = 0; i < kPolls; ++i) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
-    if (i % kPollsBetweenLooks == kPollsBetweenLooks - 1)
+    if (i % kPollsBetweenReads == kPollsBetweenReads - 1)
       if (const std::size_t left = rentals_not_ended(folder); left < std::exchange(rented, left))
-        i = 0;  // it ended a rental
+        i = 0;  // the learner has ended a rental, so it gets another two minutes
     std::this_thread::sleep_for(kPollInterval);
   }
   return fail(Code::kUnavailable, "down",
               "the learner (process {}) has not ended; kill it, then run this command again", pid.get<int>());
 }
 
-int print_report(const Arguments& args, const provisioner::DownReport& report, const std::string& what) {
+int print_report(const Arguments& args, const provisioner::DownReport& report, const std::string& scope) {
   if (args.json) {
     json object = {{"released", json::array()}, {"problems", report.problems}};
     for (const auto& line : report.released)
       object["released"].push_back(
           {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
-    print(object);
+    print_json(object);
   } else {
     for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
-    if (report.problems.empty()) fmt::print("nothing of {} is rented\n", what);
+    if (report.problems.empty()) fmt::print("nothing of {} is rented\n", scope);
   }
   for (const std::string& problem : report.problems) print_stderr("echoline down: {}\n", problem);
   return report.problems.empty() ? 0 : 1;
@@ -336,7 +339,7 @@ Result<int> down_by_label(const Arguments& args) {
         if (!config->fleet.joined_by_hand()) options.providers = {config->fleet.provider};
       }
   }
-  // If no run file names the provider, every provider is asked that has accounts.
+  // Without a run file that names the provider, all providers are asked that have accounts.
   if (options.providers.empty())
     for (const provisioner::ProviderKind* kind : provisioner::provider_kinds())
       if (kind->account) options.providers.push_back(kind->name);
@@ -360,13 +363,15 @@ Result<int> down(const Arguments& args) {
   if (args.all_runs == !args.run.empty())
     return fail(Code::kInvalid, "down", "expected a run, or --all-runs without one");
   if (args.all_runs || args.by_label) return down_by_label(args);
-  const auto found = find_run(args.run);
-  if (!found) return with_release_advice(found.error(), args.run);
-  const std::filesystem::path& folder = *found;
+  const auto folder_or_error = find_run(args.run);
+  if (!folder_or_error) return with_release_advice(folder_or_error.error(), args.run);
+  const std::filesystem::path& folder = *folder_or_error;
   ECHO_TRY(end_learner(folder));
-  auto maybe_opened = open_ledger(args.run);
-  if (!maybe_opened) return with_release_advice(maybe_opened.error(), args.run);
-  OpenLedger opened = std::move(*maybe_opened);
+  auto opened_or_error = open_ledger(args.run);
+  if (!opened_or_error && opened_or_error.error().code == Code::kNotFound)
+    return with_release_advice(opened_or_error.error(), args.run);
+  if (!opened_or_error) return opened_or_error.error();
+  OpenLedger opened = std::move(*opened_or_error);
   provisioner::DownOptions options;
   options.absent_is_gone = args.absent_is_gone;
   provisioner::ProviderOptions provider_options;
@@ -376,6 +381,7 @@ Result<int> down(const Arguments& args) {
     if (const auto& fleet = opened.config->fleet; !fleet.joined_by_hand()) options.providers = {fleet.provider};
   }
   options.provider = [&](const std::string& name) { return provisioner::make_provider(name, provider_options); };
+  options.bill = provisioner::bill_reader(provider_options);
   SystemClock clock;
   ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(opened.ledger, clock, options));
   return print_report(args, report, folder.string());
@@ -383,8 +389,8 @@ Result<int> down(const Arguments& args) {
 
 }  // namespace
 
-void add_ledger(Verb& app, int& exit_code) {
-  auto* ledger = app.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
+void add_ledger(Verb& program, int& exit_code) {
+  auto* ledger = program.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
   ledger->require_verb();
   const auto add_subcommand = [&](const char* name, const char* help_text, const char* run_help_text,
                                   Status (*show_part)(const Arguments&)) {
@@ -392,7 +398,7 @@ void add_ledger(Verb& app, int& exit_code) {
     auto args = std::make_shared<Arguments>();
     verb->add_option("run", args->run, run_help_text);
     verb->add_flag("--json", args->json, "print JSON");
-    if (show_part == costs)
+    if (show_part == print_costs)
       verb->add_flag("--charges", args->ask_for_charges,
                      "read the charges from vast.ai first and store them in the ledger");
     verb->callback([args, show_part, &exit_code] {
@@ -401,14 +407,14 @@ void add_ledger(Verb& app, int& exit_code) {
     });
   };
   const char* const run_help_text = "name or folder of the run; default: the newest below ./runs";
-  add_subcommand("show", "Show every instance of a run and every decision about them", run_help_text, show);
-  add_subcommand("costs", "Show what a run cost, interval by interval", run_help_text, costs);
+  add_subcommand("show", "Show every instance of a run and every decision about them", run_help_text, print_instances);
+  add_subcommand("costs", "Show what a run cost, interval by interval", run_help_text, print_costs);
   add_subcommand("hosts", "Compare the measured with the promised performance of machines in all runs of a folder",
-                 "folder or name of one of the runs; default: all below ./runs", hosts);
+                 "folder or name of one of the runs; default: all below ./runs", print_hosts);
 }
 
-void add_down(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("down", "End a run and release everything it has rented");
+void add_down(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("down", "End a run and release everything it has rented");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "name or folder of the run");
   verb->add_flag("--all-runs", args->all_runs,

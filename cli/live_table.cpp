@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr Duration kLineInterval = std::chrono::seconds(30);  // between status lines, if there is no terminal
-constexpr std::size_t kPrintedLinesMax = 200;                 // kept for reprinting after a change of size
+constexpr std::size_t kPrintedLinesMax = 200;  // lines kept, to print them again after the terminal changed its size
 
 // At most `columns` characters; "..." marks a cut. Control characters are replaced by '?'.
 std::string truncated_to(std::string_view text, std::size_t columns) {
@@ -80,7 +80,8 @@ std::string bytes_text(const json& worker, const char* key) {
   return to_text(Bytes{static_cast<std::uint64_t>(std::max(0.0, field_or(worker, key, 0.0)))});
 }
 
-// Importance of a row. More important rows are shown first.
+// Importance of a row. More important rows are shown first; lost workers come last, because the reader can do nothing
+// about them. A seed is a worker that the learner feeds.
 constexpr int kLost = -1, kUsual = 0, kSeed = 1, kSlowOrJoining = 2, kBehind = 3, kTroubled = 4, kAwayOrCorrupt = 5;
 constexpr double kSlowShare = 0.5;  // a worker below this share of its expected rate counts as slow
 
@@ -90,7 +91,8 @@ struct Row {
   int importance = kUsual;
 };
 
-// Makes a worker's row. A worker more than `publish_every` versions behind the newest one counts as behind.
+// Makes a worker's row. A worker more than `publish_every` versions behind the newest one counts as behind. Ids and
+// counts are read as doubles, which hold them exactly up to 2^53.
 Row row_of(const json& worker, double newest_version, double publish_every) {
   Row row;
   row.id = static_cast<std::uint64_t>(field_or(worker, "id", 0.0));
@@ -143,8 +145,8 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
   const double newest_version = field_or(status, "version", 0.0),
                publish_every = std::max(1.0, field_or(status, "publish_every", 1.0));
   if (workers != status.end() && workers->is_array())
-    for (const json& w : *workers)
-      if (w.is_object()) rows.push_back(row_of(w, newest_version, publish_every));
+    for (const json& worker : *workers)
+      if (worker.is_object()) rows.push_back(row_of(worker, newest_version, publish_every));
   const std::string topology = field_or(status, "topology", std::string());
   const std::size_t other_lines = lines.size() + 1 + (topology.empty() ? 0 : 1);  // lines that do not show a worker
   if (rows.empty() || other_lines + 1 > screen.rows) return;
@@ -185,8 +187,9 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
 }  // namespace
 
 std::optional<Screen> screen_of(std::FILE* file) {
-  const char* term = std::getenv("TERM");
-  if (::isatty(::fileno(file)) != 1 || term == nullptr || std::string_view(term) == "dumb") return std::nullopt;
+  const char* terminal_type = std::getenv("TERM");
+  if (::isatty(::fileno(file)) != 1 || terminal_type == nullptr || std::string_view(terminal_type) == "dumb")
+    return std::nullopt;
   struct winsize size {};
   if (::ioctl(::fileno(file), TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return Screen{};
   return Screen{size.ws_col, size.ws_row};
@@ -243,7 +246,8 @@ void LiveTable::redraw(const std::string& new_lines) {
   const std::optional<Screen> current = screen_of(out_);
   if (!current) return write(new_lines);
   std::vector<std::string> lines;
-  // One row for the cursor below the table. On a screen with enough rows, three more for the last messages above it.
+  // One row stays free for the cursor below the table, and on a screen with enough rows three more for the last
+  // messages above it.
   const std::size_t other_lines = current->rows >= 16 ? 4 : 1;
   if (status_.is_object()) lines = status_lines(status_, {current->columns, current->rows - other_lines});
   std::string text = "\x1b[?7l";  // switches line wrapping off: a wrapped line would count as two
@@ -273,11 +277,11 @@ void LiveTable::show(const json& status, TimePoint now) {
     return;
   }
   const std::string line = status_line(status), phase = field_or(status, "phase", std::string());
-  if (line == last_line_ || (now < line_due_ && phase == last_phase_)) return;
+  if (line == last_line_ || (now < next_line_at_ && phase == last_phase_)) return;
   write(line + "\n");
   last_line_ = line;
   last_phase_ = phase;
-  line_due_ = now + kLineInterval;
+  next_line_at_ = now + kLineInterval;
 }
 
 void LiveTable::print(const std::string& line) {

@@ -51,7 +51,7 @@ class LiveTable {
   std::size_t lines_drawn_ = 0;            // height of the table that is on the screen
   nlohmann::json status_;                  // the status that is drawn
   std::deque<std::string> printed_lines_;  // the last printed lines, to print again after the terminal changed its size
-  TimePoint line_due_{};                   // without a terminal: when to write the next line
+  TimePoint next_line_at_{};               // without a terminal: when to write the next line
   std::string last_line_, last_phase_;
 };
 

@@ -18,39 +18,40 @@
 int main(int argc, char** argv) {
   using namespace echoline::cli;
   open_standard_files();
+  // Found before parsing, because errors of parsing are JSON as well.
   set_json_errors(std::find(argv, argv + argc, std::string_view("--json")) != argv + argc);
-  Verb app("Post-train a language model with reinforcement learning on one learner and a rented rollout fleet.");
-  app.version(std::string("echoline ") + ECHOLINE_VERSION);
-  app.require_verb();
-  app.footer(
+  Verb program("Post-train a language model with reinforcement learning on one learner and a rented rollout fleet.");
+  program.version(std::string("echoline ") + ECHOLINE_VERSION);
+  program.require_verb();
+  program.footer(
       "Data goes to stdout, progress to stderr; --json prints the same data for programs.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit_code = 0;
-  add_up(app, exit_code);
-  add_plan(app, exit_code);
-  add_apply(app, exit_code);
-  add_learner(app, exit_code);
-  add_worker(app, exit_code);
-  add_token(app, exit_code);
-  add_publish(app, exit_code);
-  add_model(app, exit_code);
-  add_evaluate(app, exit_code);
-  add_rescore(app, exit_code);
-  add_config(app, exit_code);
-  add_sim(app, exit_code);
-  add_sweep(app, exit_code, ECHOLINE_VERSION);
-  add_advise(app, exit_code);
-  add_status(app, exit_code);
-  add_report(app, exit_code);
-  add_ledger(app, exit_code);
-  add_down(app, exit_code);
-  add_bundle(app, exit_code);
-  add_doctor(app, exit_code);
-  add_delta(app, exit_code);
-  add_adapter(app, exit_code);
-  add_completion(app, exit_code);
-  add_man(app, exit_code);
-  const std::vector<std::string> verbs = app.verbs();
+  add_up(program, exit_code);
+  add_plan(program, exit_code);
+  add_apply(program, exit_code);
+  add_learner(program, exit_code);
+  add_worker(program, exit_code);
+  add_token(program, exit_code);
+  add_publish(program, exit_code);
+  add_model(program, exit_code);
+  add_evaluate(program, exit_code);
+  add_rescore(program, exit_code);
+  add_config(program, exit_code);
+  add_sim(program, exit_code);
+  add_sweep(program, exit_code, ECHOLINE_VERSION);
+  add_advise(program, exit_code);
+  add_status(program, exit_code);
+  add_report(program, exit_code);
+  add_ledger(program, exit_code);
+  add_down(program, exit_code);
+  add_bundle(program, exit_code);
+  add_doctor(program, exit_code);
+  add_delta(program, exit_code);
+  add_adapter(program, exit_code);
+  add_completion(program, exit_code);
+  add_man(program, exit_code);
+  const std::vector<std::string> verbs = program.verbs();
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
     const int refused = report_error(
         "", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them", argv[1],
@@ -58,7 +59,7 @@ int main(int argc, char** argv) {
     return flush_stdout(refused);
   }
   try {
-    if (const int usage_error = app.parse(argc, argv); usage_error != 0) exit_code = usage_error;
+    if (const int usage_error = program.parse(argc, argv); usage_error != 0) exit_code = usage_error;
   } catch (const std::exception& error) {
     // fmt::print throws when stdout cannot be written to; flush_stdout() then reports errno. Any other exception is a
     // bug, because expected failures are values.

@@ -37,7 +37,7 @@ std::string synopsis(const Command& command) {
       const std::string name = option.names.front();
       text += option.required ? " " + name : " [" + name + "]";
     } else if (option.required) {
-      text += " " + option.names.back() + " VALUE";  // the long form is last
+      text += " " + option.names.back() + " VALUE";  // the last name is the long form
     }
   }
   return text + " [options]";
@@ -116,13 +116,13 @@ int run(const Verb& program, const Arguments& args) {
 
 }  // namespace
 
-void add_man(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("man", "Print the manual page of the program or of a verb");
+void add_man(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("man", "Print the manual page of the program or of a verb");
   auto args = std::make_shared<Arguments>();
   verb->add_option("verb", args->verb_path, "verb to describe, e.g. delta diff; without it, the program");
   verb->add_option("--folder", args->folder, "write all pages into this folder, such as share/man/man1");
   verb->footer("If echoline is installed, `man echoline-up` works too.");
-  verb->callback([&app, args, &exit_code] { exit_code = run(app, *args); });
+  verb->callback([&program, args, &exit_code] { exit_code = run(program, *args); });
 }
 
 }  // namespace echoline::cli

@@ -38,7 +38,7 @@ int print_training_memory(const InfoArguments& args, model::ModelConfig config) 
   if (args.adapter_rank > 0) {
     config.adapter.emplace();
     config.adapter->rank = args.adapter_rank;
-    config.adapter->alpha = 2 * static_cast<double>(args.adapter_rank);  // the memory does not depend on it
+    config.adapter->alpha = 2 * static_cast<double>(args.adapter_rank);  // any value: the memory does not depend on it
   }
   const model::TrainingMemory memory =
       model::training_memory(config, {.bf16 = args.bf16,
@@ -83,10 +83,10 @@ std::array<float, 3> magnitude_percentiles(const delta::StateView& state) {
   for (const delta::TensorView& tensor : state) bytes += tensor.bytes.size();
   const std::size_t sample_every = bytes / kSampledBytes + 1;
   for (const delta::TensorView& tensor : state) {
-    const std::size_t width = tensor.dtype == delta::DType::kBF16 ? 2 : 4;
-    const std::size_t first_upper = width - 2;  // little endian: the upper bytes are last
+    const std::size_t element_bytes = tensor.dtype == delta::DType::kBF16 ? 2 : 4;
+    const std::size_t first_upper = element_bytes - 2;  // little endian: the upper bytes are last
     for (std::size_t offset = first_upper; offset + 2 <= tensor.bytes.size();
-         offset += sample_every * width, ++sampled) {
+         offset += sample_every * element_bytes, ++sampled) {
       std::uint16_t upper_bits = 0;
       std::memcpy(&upper_bits, tensor.bytes.data() + offset, sizeof upper_bits);
       ++counts[upper_bits & (kUpperValues - 1)];
@@ -128,10 +128,10 @@ int print_info(const InfoArguments& args) {
   if (args.train) return print_training_memory(args, *config);
   const model::MemoryEstimate memory = model::memory_estimate(*config);
   if (args.json) {
-    nlohmann::json spread;
-    if (weights) spread = {{"p05", (*weights)[0]}, {"p50", (*weights)[1]}, {"p95", (*weights)[2]}};
+    nlohmann::json magnitudes;
+    if (weights) magnitudes = {{"p05", (*weights)[0]}, {"p50", (*weights)[1]}, {"p95", (*weights)[2]}};
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
-                                      {"weight_magnitudes", spread},
+                                      {"weight_magnitudes", magnitudes},
                                       {"parameters", config->parameters()},
                                       {"layers", config->layers},
                                       {"hidden_size", config->hidden_size},
@@ -162,8 +162,8 @@ int print_info(const InfoArguments& args) {
 
 }  // namespace
 
-void add_model(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("model", "Make a tiny model, show a model, export a run's model, or generate with one");
+void add_model(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("model", "Make a tiny model, show a model, export a run's model, or generate with one");
   verb->require_verb();
   std::string names;
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;

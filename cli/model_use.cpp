@@ -43,10 +43,11 @@ Result<learner::StoredPolicy> find_policy_of(const std::string& run) {
 // tokens of model::probe_text(). Absent in a program without libtorch.
 struct MergeDifference {
   std::size_t tokens = 0;
-  double mean = 0, most = 0;  // nats
+  double mean = 0, most = 0;  // absolute differences in nats
 };
-Result<std::optional<MergeDifference>> compare_merged(const delta::StateView& policy, const delta::StateView& merged,
-                                                      const model::ModelConfig& config) {
+Result<std::optional<MergeDifference>> compare_with_merged(const delta::StateView& policy,
+                                                           const delta::StateView& merged,
+                                                           const model::ModelConfig& config) {
   const learner::PolicyProbe probe = built_in_trainer().probe;
   if (!probe || !config.check_computable()) return std::optional<MergeDifference>();
   model::ModelConfig merged_config = config;
@@ -78,7 +79,7 @@ Result<std::optional<MergeDifference>> export_adapted(const ExportArguments& arg
   }
   if (args.merged) {
     ECHO_ASSIGN(const delta::OwnedState merged, model::merge_adapter(policy, *files.config.adapter));
-    ECHO_ASSIGN(difference, compare_merged(policy, merged.view(), files.config));
+    ECHO_ASSIGN(difference, compare_with_merged(policy, merged.view(), files.config));
     files.config.adapter.reset();
     ECHO_TRY(model::save_model(output, files, merged.view()));
     return difference;
@@ -135,9 +136,9 @@ struct GenerateArguments {
 };
 
 struct GeneratedText {
-  std::string prompt, text, finish;
+  std::string prompt, text, finish;  // finish: "eos", "length", or "given" for a scored text
   std::vector<model::Token> prompt_tokens, tokens;
-  std::vector<std::string> pieces;
+  std::vector<std::string> pieces;  // the text of each token
   std::vector<float> logprobs;
 };
 
@@ -175,7 +176,7 @@ Result<GeneratedText> continue_prompt(const GenerateArguments& args) {
 
 std::string json_dump(const ordered_json& value, int indent) {
   // A token may be a part of a UTF-8 character, so its text may not be UTF-8.
-  return value.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+  return value.dump(indent, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
 }
 
 int generate(const GenerateArguments& args) {

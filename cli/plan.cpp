@@ -18,7 +18,7 @@ namespace {
 struct Arguments {
   std::string config, offers, explain, output;
   std::vector<std::string> overrides, assume;
-  bool json = false, sensitivity = false, dot = false;
+  bool json = false, sensitivity = false, dot = false, elsewhere = false;
 };
 
 // The answer to --sensitivity.
@@ -26,7 +26,8 @@ struct Study {
   std::vector<provisioner::Variation> variations;  // plans with one setting changed each
   std::vector<provisioner::IdlePoint> idle_curve;  // the learner's idle time against the price; empty without a plan
 };
-// If the preflight made no plan, it kept no offers either, so they are read again.
+// `checked`: the result of the checks before a run. If they made no plan, they kept no offers either, so the offers are
+// read again.
 Result<Study> study_of(const learner::RunConfig& config, const learner::Preflight& checked) {
   if (checked.plan) {
     const provisioner::PlanRequest& request = checked.plan->plan.request;
@@ -35,7 +36,7 @@ Result<Study> study_of(const learner::RunConfig& config, const learner::Prefligh
   }
   ECHO_ASSIGN(const auto model, learner::run_model_config(config));
   const provisioner::PlanRequest request = learner::plan_request(config, model, checked.prompt_tokens);
-  ECHO_ASSIGN(const auto market, learner::run_market(config, model, request));
+  ECHO_ASSIGN(const auto market, learner::read_run_market(config, model, request));
   return Study{.variations = provisioner::vary_plan(request, market.offers), .idle_curve = {}};
 }
 
@@ -51,7 +52,8 @@ int run(const Arguments& args) {
   if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(args.config, *overrides);
   if (!config) return report_failure(config.error());
-  const learner::Preflight checked = learner::preflight(*config, {built_in_trainer()});
+  const learner::Preflight checked =
+      learner::preflight(*config, {.built_in = built_in_trainer(), .elsewhere = args.elsewhere});
   if (const Status status = checked.status(); !status) {
     const int exit_code = report_failure(status.error());
     if (args.sensitivity && status.error().code == Code::kInfeasible && !args.json)
@@ -63,19 +65,19 @@ int run(const Arguments& args) {
     if (check.verdict == learner::Verdict::kWarning) print_stderr("{}: {}\n", check.name, check.detail);
   const provisioner::Plan& plan = checked.plan->plan;
 
-  nlohmann::json document = plan.to_json();
+  nlohmann::json plan_json = plan.to_json();
   // `echoline apply` starts the run with these arguments.
-  document["run"] = {{"file", std::filesystem::absolute(args.config).string()}, {"set", override_texts}};
+  plan_json["run"] = {{"file", std::filesystem::absolute(args.config).string()}, {"set", override_texts}};
   std::optional<Study> study;
   if (args.sensitivity) {
-    auto made = study_of(*config, checked);
-    if (!made) return report_failure(made.error());
-    study = std::move(*made);
-    document["sensitivity"] = provisioner::variations_json(study->variations);
-    document["idle_curve"] = provisioner::idle_curve_json(study->idle_curve);
+    auto made_study = study_of(*config, checked);
+    if (!made_study) return report_failure(made_study.error());
+    study = std::move(*made_study);
+    plan_json["sensitivity"] = provisioner::variations_json(study->variations);
+    plan_json["idle_curve"] = provisioner::idle_curve_json(study->idle_curve);
   }
   if (!args.output.empty())
-    if (const Status written = write_file_atomic(args.output, document.dump(2) + "\n"); !written)
+    if (const Status written = write_file_atomic(args.output, plan_json.dump(2) + "\n"); !written)
       return report_failure(written.error());
 
   if (!args.explain.empty()) {
@@ -92,7 +94,7 @@ int run(const Arguments& args) {
     return 0;
   }
   if (args.json) {
-    fmt::print("{}\n", document.dump(2));
+    fmt::print("{}\n", plan_json.dump(2));
     return 0;
   }
   fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
@@ -106,8 +108,8 @@ int run(const Arguments& args) {
 
 }  // namespace
 
-void add_plan(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("plan", "Check the run and show which offers would be rented, why, and at what price");
+void add_plan(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("plan", "Check the run and show which offers would be rented, why, and at what price");
   auto args = std::make_shared<Arguments>();
   verb->add_option("config", args->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
@@ -124,6 +126,9 @@ void add_plan(Verb& app, int& exit_code) {
                  "also show the learner's idle time against the price, and the result of another S, lookahead, kappa, "
                  "uplink or price");
   verb->add_option("-o,--output", args->output, "write the plan to this file, for `echoline apply`");
+  verb->add_flag("--elsewhere", args->elsewhere,
+                 "the run will start on another machine: what this one lacks (GPU, memory, port, bundle, key) is only "
+                 "printed");
   verb->add_flag("--json", args->json, "print the plan or the errors as JSON");
   verb->add_flag("--dot", args->dot, "print which node would send to which, for Graphviz");
   verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and suggests changes.");

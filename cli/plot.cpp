@@ -14,7 +14,7 @@ using nlohmann::json;
 
 // Sizes in pixels.
 constexpr double kWidth = 900, kPanelHeight = 150, kLeftMargin = 70, kRightMargin = 170, kTopMargin = 48,
-                 kPanelGap = 42;
+                 kPanelGap = 42;  // the right margin has the names of the series
 
 struct Series {
   std::string name;
@@ -33,7 +33,7 @@ double round_up(double value) {
   if (!(value > 0)) return 1;
   const double power = std::pow(10, std::floor(std::log10(value)));
   for (const double factor : {1.0, 2.0, 5.0, 10.0})
-    if (value <= factor * power * (1 + 1e-9)) return factor * power;
+    if (value <= factor * power * (1 + 1e-9)) return factor * power;  // 1e-9: for rounding errors in `power`
   return 10 * power;
 }
 
@@ -81,7 +81,7 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
   // T_b is the time from publishing a policy until most workers have installed it.
   Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, predicted{"transfer, formula", "#7f8c8d", {}},
       lower_bound{"lower bound", "#27ae60", {}};
-  Series oldest{"oldest rollout", "#c0392b", {}}, average{"mean", "#1b6ca8", {}};
+  Series oldest_age_series{"oldest rollout", "#c0392b", {}}, mean_age_series{"mean", "#1b6ca8", {}};
   double x_max = 1;
   for (const json& row : metrics) {
     const std::string kind = row.value("kind", "");
@@ -98,8 +98,8 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
         age_sum += std::stod(age) * count.get<double>();
         oldest_age = std::max(oldest_age, std::stod(age));
       }
-      oldest.points[x] = oldest_age;
-      average.points[x] = trajectories > 0 ? age_sum / trajectories : 0;
+      oldest_age_series.points[x] = oldest_age;
+      mean_age_series.points[x] = trajectories > 0 ? age_sum / trajectories : 0;
     } else if (kind == "evaluation") {
       evaluation.points[row.at("step")] = row.at("accuracy");
     } else if (kind == "broadcast" && !row.value("snapshot", false)) {
@@ -113,7 +113,7 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       {"reward and accuracy", {reward, evaluation}},
       {"seconds of a learner step", {wait, train}},
       {"seconds from publishing a policy to its installation on the workers", {t_b, predicted, lower_bound}},
-      {"staleness, learner steps", {oldest, average}}};
+      {"staleness, learner steps", {oldest_age_series, mean_age_series}}};
   const double height = kTopMargin + static_cast<double>(panels.size()) * (kPanelHeight + kPanelGap) + 10;
   std::string out = fmt::format(
       "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1}' width='{0}' height='{1}'>\n"

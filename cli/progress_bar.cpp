@@ -30,15 +30,15 @@ ProgressBar::ProgressBar() : is_terminal_(stderr_is_terminal()) {}
 void ProgressBar::begin(std::string label) {
   const std::lock_guard lock(mutex_);
   label_ = std::move(label);
-  redraw_at_ = {};
+  next_redraw_at_ = {};
 }
 
 void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
   if (!is_terminal_) return;
   const std::lock_guard lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
-  if (now < redraw_at_) return;
-  redraw_at_ = now + kRedrawInterval;
+  if (now < next_redraw_at_) return;
+  next_redraw_at_ = now + kRedrawInterval;
   const double fraction = total ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1.0;
   const auto full_cells = static_cast<std::size_t>(fraction * kCells + 0.5);
   print_stderr("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full_cells, '#'),

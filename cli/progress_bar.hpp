@@ -27,7 +27,7 @@ class ProgressBar {
   const bool is_terminal_;
   std::mutex mutex_;
   std::string label_;
-  std::chrono::steady_clock::time_point redraw_at_{};
+  std::chrono::steady_clock::time_point next_redraw_at_{};
   bool is_drawn_ = false;
 };
 

@@ -23,7 +23,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(500);
-constexpr auto kReadTimeout = std::chrono::minutes(10);
+constexpr auto kReadTimeout = std::chrono::minutes(10);  // the learner reads and checks a policy before it answers
 // A checkpoint is complete when none of its files has changed for this long.
 constexpr Duration kQuietTime = std::chrono::seconds(2);
 
@@ -50,7 +50,7 @@ class RunClient {
     };
     RunClient client;
     if (const std::string socket = text_field("socket"); !socket.empty()) {
-      client.client_ = std::make_unique<httplib::Client>(socket, /*port=*/1);  // ignored
+      client.client_ = std::make_unique<httplib::Client>(socket, /*port=*/1);  // the port is ignored
       client.client_->set_address_family(AF_UNIX);
     } else if (const std::string url = text_field("url"); !url.empty()) {
       client.client_ = std::make_unique<httplib::Client>(url);
@@ -58,8 +58,8 @@ class RunClient {
     } else {
       return fail(Code::kCorrupt, "publish", "{}: expected `socket` or `url`, found neither", file.string());
     }
-    client.client_->set_read_timeout(kReadTimeout);  // the learner reads and checks the policy before it answers
-    client.client_->set_default_headers({{"Host", "localhost"}});
+    client.client_->set_read_timeout(kReadTimeout);
+    client.client_->set_default_headers({{"Host", "localhost"}});  // over a socket, httplib would send its path
     return client;
   }
 
@@ -145,11 +145,11 @@ std::string why_waiting(const json& wanted_version, const std::map<std::uint64_t
 
 // Waits for the learner, which may start after this program.
 std::optional<RunClient> wait_for_learner(const Arguments& args, const std::atomic<bool>& stop) {
-  for (bool reported = false; !stop; std::this_thread::sleep_for(kPollInterval)) {
+  for (bool wait_was_reported = false; !stop; std::this_thread::sleep_for(kPollInterval)) {
     const auto folder = find_run(args.run);
     auto client = folder ? RunClient::open(*folder) : Result<RunClient>(folder.error());
     if (client && client->status()) return *std::move(client);
-    if (!std::exchange(reported, true))
+    if (!std::exchange(wait_was_reported, true))
       print_stderr("waiting for a learner of {} with `learner.trainer: external`\n", args.run);
   }
   return std::nullopt;
@@ -171,7 +171,7 @@ int watch_folder(const Arguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
   std::optional<RunClient> client = wait_for_learner(args, stop);
   if (!client) return 0;
-  std::map<std::uint64_t, std::string> reported;  // the last message about each version
+  std::map<std::uint64_t, std::string> reported_messages;  // by version: the last message about it
   std::string reported_wait;
   for (bool first_round = true; !stop; first_round = false) {
     const auto status = client->status();
@@ -196,7 +196,7 @@ int watch_folder(const Arguments& args) {
     } else if (const auto written_at = newest_write_time(wanted->second);
                written_at && fs::file_time_type::clock::now() - *written_at >= kQuietTime) {
       std::string message = publish_checkpoint(*client, wanted->first, wanted->second, args.strip_prefix);
-      std::string& reported_message = reported[wanted->first];
+      std::string& reported_message = reported_messages[wanted->first];
       if (reported_message != message) print_stderr("{}\n", reported_message = std::move(message));
     }
     std::this_thread::sleep_for(kPollInterval);
@@ -222,8 +222,8 @@ int publish(const Arguments& args) {
 
 }  // namespace
 
-void add_publish(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("publish", "Give a policy that another trainer has saved to its run");
+void add_publish(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("publish", "Give a policy that another trainer has saved to its run");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "the run's name or folder")->required();
   verb->add_option("policy", args->policy,

@@ -30,18 +30,18 @@ struct Arguments {
   std::string run, adapter, options, config, out;
   std::vector<std::string> overrides;
   std::uint64_t rollouts = 0;
-  std::size_t shown = 5, parallel = 8;
+  std::size_t differing_shown_max = 5, parallel = 8;
   bool as_json = false;
 };
 
-// The adapters that grade, and their inputs.
+// The adapters that grade, and what they need.
 struct Graders {
   learner::RunConfig run;
   std::string name;                               // printed in the report
   std::unique_ptr<data_plane::Adapter> task;      // grades the responses
   std::unique_ptr<data_plane::Adapter> run_task;  // has the problems if `task` has none; may be null
   std::once_flag phrasing_once;
-  std::optional<Result<model::Phrasing>> phrasing;
+  std::optional<Result<model::Phrasing>> phrasing;  // set by phrasing_of()
 };
 
 Result<std::unique_ptr<data_plane::Adapter>> make_task(const data_plane::TaskSettings& task, std::uint64_t seed) {
@@ -74,16 +74,16 @@ Status choose_graders(const Arguments& args, const std::filesystem::path& run, G
     graders.name = fmt::format("{} with {}", task.adapter, task.options_json);
   }
   // The task may have no problems, for example because its file is missing. Then those of the run are used.
-  auto with_problems = make_task(task, graders.run.run.seed);
-  if (with_problems)
-    graders.task = *std::move(with_problems);
-  else if (auto scoring_only = data_plane::make_adapter(task.adapter, task.options_json, graders.run.run.seed,
-                                                        data_plane::AdapterUse::kScoring)) {
+  auto task_with_problems = make_task(task, graders.run.run.seed);
+  if (task_with_problems)
+    graders.task = *std::move(task_with_problems);
+  else if (auto task_without_problems = data_plane::make_adapter(task.adapter, task.options_json, graders.run.run.seed,
+                                                                 data_plane::AdapterUse::kScoring)) {
     print_stderr("{} has no problems, so those of the run are used: {}\n", task.adapter,
-                 with_problems.error().message());
-    graders.task = *std::move(scoring_only);
+                 task_with_problems.error().message());
+    graders.task = *std::move(task_without_problems);
   } else {
-    return std::move(with_problems).error();
+    return std::move(task_with_problems).error();
   }
   auto run_task = make_task(graders.run.task, graders.run.run.seed);
   if (run_task)
@@ -138,7 +138,8 @@ json row_of(const StoredTrajectory& stored, const Result<SecondGrade>& regraded,
   return row;
 }
 
-// Grades stored rollouts in windows: those of one window in parallel, then reports them in the order of storing.
+// Grades stored rollouts in windows, because not all fit into memory: grades those of one window in parallel, then
+// reports them in the order in which they are stored.
 class Rescoring {
  public:
   Rescoring(const Arguments& args, Graders& graders) : args_(args) {
@@ -153,9 +154,9 @@ class Rescoring {
       out_.open(args_.out, std::ios::binary | std::ios::trunc);
       if (!out_) return fail(Code::kIo, "", "{}: cannot be written", args_.out);
     }
-    ECHO_ASSIGN(unreadable, stored.each(args_.rollouts, [this](StoredTrajectory t) -> Status {
-      window_bytes_ += t.trajectory.ByteSizeLong();
-      window_.push_back(std::move(t));
+    ECHO_ASSIGN(unreadable, stored.each(args_.rollouts, [this](StoredTrajectory rollout) -> Status {
+      window_bytes_ += rollout.trajectory.ByteSizeLong();
+      window_.push_back(std::move(rollout));
       return window_.size() < kWindowRolloutsMax && window_bytes_ < kWindowBytesMax ? ok() : grade_window();
     }));
     ECHO_TRY(grade_window());
@@ -184,11 +185,11 @@ class Rescoring {
       const Result<SecondGrade>& regraded = *grades[i];
       const auto agrees = sums.add(window_[i].trajectory, regraded);
       if (regraded && regraded->ended_early) ++ended_early;
-      const bool is_shown = agrees == false && differing.size() < args_.shown;
+      const bool is_shown = agrees == false && differing.size() < args_.differing_shown_max;
       if (!is_shown && !out_.is_open()) continue;
       json row = row_of(window_[i], regraded, agrees);
       if (out_.is_open()) {
-        out_ << row.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
+        out_ << row.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace) << '\n';
         if (!out_) return fail(Code::kIo, "", "{}: cannot be written", args_.out);
       }
       if (is_shown) differing.push_back(std::move(row));
@@ -236,7 +237,7 @@ std::string mean_text(const json& value) {
   return value.is_number() ? fmt::format("{:10.4f}", value.get<double>()) : fmt::format("{:>10}", "-");
 }
 
-void print(const json& result) {
+void print_result(const json& result) {
   const json& stored = result.at("stored");
   const auto graded = result.at("graded").get<std::uint64_t>(), agree = result.at("agree").get<std::uint64_t>();
   fmt::print("{}: {} rollouts of {} groups are stored; {} that were trained on have been deleted\n",
@@ -282,9 +283,9 @@ Status rescore(const Arguments& args) {
   ECHO_TRY(rescoring.run(**stored));
   const json result = result_of(run, graders, counts, rescoring);
   if (args.as_json)
-    fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
+    fmt::print("{}\n", result.dump(2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
   else
-    print(result);
+    print_result(result);
   if (result.at("graded") == 0 && !result.at("ungraded").empty())
     return fail(Code::kUnavailable, "", "none of the rollouts could be graded");
   return ok();
@@ -292,8 +293,9 @@ Status rescore(const Arguments& args) {
 
 }  // namespace
 
-void add_rescore(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("rescore", "Grade the stored rollouts of a run again, with its own task or another one");
+void add_rescore(Verb& program, int& exit_code) {
+  auto* verb =
+      program.add_verb("rescore", "Grade the stored rollouts of a run again, with its own task or another one");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "name or folder of a run (default: the newest); it may be going on");
   verb->add_option("--adapter", args->adapter, "grade with this adapter instead of the run's task");
@@ -302,7 +304,7 @@ void add_rescore(Verb& app, int& exit_code) {
   verb->add_option("--config", args->config, "grade with the task of this run file instead");
   verb->add_option("--set", args->overrides, "override a key of that run file")->one_value_each();
   verb->add_option("--rollouts", args->rollouts, "only this number of the newest rollouts (0: all)")->show_default();
-  verb->add_option("--show", args->shown, "number of differing rollouts to show")
+  verb->add_option("--show", args->differing_shown_max, "number of differing rollouts to show")
       ->range<std::size_t>(0, 10'000)
       ->show_default();
   verb->add_option("--parallel", args->parallel, "responses graded at a time")

@@ -100,8 +100,8 @@ class ElfFile {
   Section symbols_, dynamic_, versions_;
 };
 
-// Whether the library is used although no other library takes a symbol from it: it registers itself when it is loaded,
-// or is the loader.
+// Whether the library is needed even if no other library takes a symbol from it, because it registers itself when it is
+// loaded, or is the loader.
 bool is_used_without_symbols(const std::string& name) {
   for (const char* const prefix : {"libtorch", "libc10", "libcaffe2", "libcu", "libnv", "ld-linux"})
     if (name.starts_with(prefix)) return true;
@@ -160,8 +160,8 @@ Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, co
 }
 
 Result<std::vector<std::string>> needed_libraries(const fs::path& file) {
-  ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReadLibrary));
-  const ElfFile elf_file(mapped.bytes());
+  ECHO_ASSIGN(const delta::MappedFile mapped_file, delta::MappedFile::open(file, kReadLibrary));
+  const ElfFile elf_file(mapped_file.bytes());
   std::vector<std::string> names;
   for (const Elf64_Dyn& entry : elf_file.dynamic_entries())
     if (const std::string_view name = elf_file.needed_library(entry); !name.empty()) names.emplace_back(name);
@@ -169,8 +169,8 @@ Result<std::vector<std::string>> needed_libraries(const fs::path& file) {
 }
 
 Result<int> remove_needed(const fs::path& file, const std::set<std::string>& names) {
-  ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReadLibrary));
-  const ElfFile elf_file(mapped.bytes());
+  ECHO_ASSIGN(delta::MappedFile mapped_file, delta::MappedFile::open_to_write(file, kReadLibrary));
+  const ElfFile elf_file(mapped_file.bytes());
   std::vector<Elf64_Dyn> entries = elf_file.dynamic_entries();
   const std::size_t entry_count = entries.size();
   std::erase_if(entries,
@@ -178,7 +178,7 @@ Result<int> remove_needed(const fs::path& file, const std::set<std::string>& nam
   const int removed = static_cast<int>(entry_count - entries.size());
   entries.resize(entry_count, Elf64_Dyn{});  // DT_NULL, which ends the table
   if (removed > 0)
-    std::memcpy(mapped.mutable_bytes().data() + elf_file.dynamic_offset(), entries.data(),
+    std::memcpy(mapped_file.mutable_bytes().data() + elf_file.dynamic_offset(), entries.data(),
                 entry_count * sizeof(Elf64_Dyn));
   return removed;
 }

@@ -1,5 +1,6 @@
-// Finds the shared libraries that a program needs by the symbols they take from each other. DT_NEEDED is not enough: a
-// library can name others there that it does not use. Private to cli/.
+// Finds the shared libraries that a program needs by the symbols they take from each other. DT_NEEDED, a library's list
+// of other libraries that the loader must load, is not enough: it can name libraries that are not used. Private to
+// cli/.
 #pragma once
 #include <filesystem>
 #include <set>

@@ -12,6 +12,7 @@ std::atomic<bool> stop_requested = false;
 
 void on_signal(int signal) {
   constexpr int kExitCodeOfSigint = 130;  // as shells report it
+  // A second Ctrl-C ends the process at once. _exit() is allowed in a signal handler, unlike exit().
   if (stop_requested.exchange(true) && signal == SIGINT) ::_exit(kExitCodeOfSigint);
 }
 

@@ -23,7 +23,7 @@ struct Arguments {
   std::vector<std::string> topologies{"star", "echo2", "trees"};
   std::size_t poisoners = 0;
   std::uint64_t seed = 1;
-  bool workers_limit_rates = false;  // --declared
+  bool workers_declare_rates = false;
   bool json = false;
 };
 
@@ -43,9 +43,9 @@ Result<Row> simulate(const Arguments& args, std::size_t workers, const std::stri
                 "expected the topologies to compare: echo2, best_chains, star, stripes, trees");
   scenario.seed = args.seed;
   ECHO_ASSIGN(scenario.learner_up, parse_bit_rate(args.learner_up));
-  ECHO_ASSIGN(const BitRate rate, parse_bit_rate(args.worker_rate));
-  scenario.worker_link = {rate, rate};
-  scenario.chain_rate = rate;
+  ECHO_ASSIGN(const BitRate worker_rate, parse_bit_rate(args.worker_rate));
+  scenario.worker_link = {worker_rate, worker_rate};
+  scenario.chain_rate = worker_rate;
   ECHO_ASSIGN(scenario.payload, parse_bytes(args.payload));
   scenario.learner_store = overlay::learner_store_bytes(scenario.payload);
   scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, /*disk=*/false);
@@ -53,7 +53,7 @@ Result<Row> simulate(const Arguments& args, std::size_t workers, const std::stri
   ECHO_ASSIGN(scenario.delay, parse_duration(args.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(args.jitter));
   ECHO_ASSIGN(scenario.heartbeat, parse_duration(args.heartbeat));
-  scenario.cores_limit_rate = args.workers_limit_rates;
+  scenario.cores_limit_rate = args.workers_declare_rates;
   scenario.poisoners = args.poisoners;
   Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
@@ -206,9 +206,9 @@ void add_verb(Verb& sim, int& exit_code) {
 
 }  // namespace
 
-void add_sim(Verb& app, int& exit_code) {
+void add_sim(Verb& program, int& exit_code) {
   auto* verb =
-      app.add_verb("sim", "Simulate broadcasts over star, chains and trees with the protocol code of real runs");
+      program.add_verb("sim", "Simulate broadcasts over star, chains and trees with the protocol code of real runs");
   auto args = std::make_shared<Arguments>();
   verb->add_option("--workers", args->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
@@ -225,7 +225,7 @@ void add_sim(Verb& app, int& exit_code) {
   verb->add_option("--poisoners", args->poisoners,
                    "number of workers that flip a bit in 1 % of the chunks they forward");
   verb->add_option("--seed", args->seed, "the same seed gives the same trace hash")->show_default();
-  verb->add_flag("--declared", args->workers_limit_rates,
+  verb->add_flag("--declared", args->workers_declare_rates,
                  "workers declare the rates of their links and keep to them, as in a run with network.worker_rate");
   verb->add_flag("--json", args->json, "print JSON");
   add_sim_run(*verb, exit_code);

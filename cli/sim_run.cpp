@@ -41,7 +41,7 @@ Status write_run_files(const std::filesystem::path& folder, const RunFiles& file
 RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, const sim::RunResult& result) {
   RunFiles files;
   files.report = std::move(report);
-  files.metrics = thinned(std::move(metrics), result.steps);
+  files.metrics = thin_out_metrics(std::move(metrics), result.steps);
   for (const sim::SimDecision& decision : result.decisions)
     files.events.push_back(
         {{"unix_s", decision.at_s}, {"event", decision.what}, {"offer", decision.offer}, {"detail", decision.why}});
@@ -62,21 +62,22 @@ int run(const Arguments& args) {
     auto measured = read_measured_run(*folder);
     if (!measured) return report_failure(measured.error());
     measured_run = std::move(*measured);
-    // A step time from the user replaces the step times of the run.
+    // A simulation.step_time of the user replaces simulation.step_seconds, the measured time of each step.
     if (std::ranges::any_of(*overrides,
                             [](const auto& key_value) { return key_value.first == "simulation.step_time"; }))
       std::erase_if(measured_run->world,
                     [](const auto& key_value) { return key_value.first == "simulation.step_seconds"; });
+    // In front: the user's values are set after these, and so replace them.
     overrides->insert(overrides->begin(), measured_run->world.begin(), measured_run->world.end());
   }
   if (args.seed) overrides->emplace_back("simulation.seed", *args.seed);
-  auto scenario =
+  auto loaded =
       load_sim_run(ConfigFile::load(measured_run ? measured_run->config.string() : args.scenario), *overrides);
-  if (!scenario) return report_failure(scenario.error());
-  const auto result = sim::simulate_run(scenario->scenario);
+  if (!loaded) return report_failure(loaded.error());
+  const auto result = sim::simulate_run(loaded->scenario);
   if (!result) return report_failure(result.error());
   auto metrics = sim_run_metrics(*result);
-  nlohmann::json report = sim_run_report(*scenario, *result, metrics);
+  nlohmann::json report = sim_run_report(*loaded, *result, metrics);
   if (measured_run) report["simulation"]["like"] = compare(*measured_run, report, metrics);
   if (!args.out.empty() || args.html) {
     const RunFiles files = files_of(report, std::move(metrics), *result);
@@ -94,7 +95,7 @@ int run(const Arguments& args) {
     if (!result->plan_error.empty()) print_stderr("no plan: {}\n", result->plan_error);
   }
   if (result->ended == "completed") return 0;
-  print_stderr("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->config.run.steps,
+  print_stderr("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, loaded->config.run.steps,
                result->ended);
   return 1;
 }

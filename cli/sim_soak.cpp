@@ -79,8 +79,9 @@ int run(const Arguments& args) {
   log::configure(log::Level::kOff, "sim");
   const auto begin = Clock::now();
   const bool is_terminal = isatty(STDERR_FILENO) != 0;
-  auto reported_at = begin;
-  std::uint64_t failed = 0;
+  auto last_report_at = begin;
+  std::uint64_t failed = 0;  // seeds
+  // Returns true: the next seed runs. "\r\033[K" goes to the start of the terminal's line and erases it.
   const auto progress = [&](std::uint64_t done, const sim::SoakResult& result) {
     if (!result.violations.empty()) {
       ++failed;
@@ -88,10 +89,10 @@ int run(const Arguments& args) {
       print_failure(result);
     }
     const auto now = Clock::now();
-    if (now - reported_at < (is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30)) &&
+    if (now - last_report_at < (is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30)) &&
         done < args.soak.seeds)
       return true;
-    reported_at = now;
+    last_report_at = now;
     const double elapsed_s = std::chrono::duration<double>(now - begin).count();
     print_stderr("{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", is_terminal ? "\r\033[K" : "", done,
                  args.soak.seeds, failed, static_cast<double>(done) / std::max(elapsed_s, 1e-9),

@@ -61,7 +61,8 @@ Status write_plot(const std::filesystem::path& folder, const std::string& file) 
   return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
 }
 
-// Writes the run's HTML page. Works while the run goes on: parts that do not exist yet are left out.
+// Writes the run's HTML page. Works while the run goes on: parts that do not exist yet are left out (last_events()
+// returns no rows then).
 Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
   RunFiles run;
   run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();
@@ -111,8 +112,8 @@ int report(const Arguments& args) {
 
 }  // namespace
 
-void add_status(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("status", "Show the state of a run");
+void add_status(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("status", "Show the state of a run");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", args->json, "print JSON");
@@ -121,8 +122,8 @@ void add_status(Verb& app, int& exit_code) {
   verb->callback([args, &exit_code] { exit_code = status(*args); });
 }
 
-void add_report(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("report", "Show what a run did and cost");
+void add_report(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("report", "Show what a run did and cost");
   auto args = std::make_shared<Arguments>();
   verb->add_option("run", args->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", args->json, "print report.json");

@@ -11,6 +11,7 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
+#include "cli/state_line.hpp"
 #include "cli/verbs.hpp"
 #include "learner/run_record.hpp"
 #include "study/sweep_page.hpp"
@@ -23,36 +24,13 @@ using namespace study;
 using namespace pages;
 
 constexpr Duration kResultsInterval = std::chrono::minutes(1);
-constexpr int kPausePerWritingTime = 20;  // so writing results takes at most 1/20 of the sweep's time
+constexpr int kPausePerWritingTime = 20;  // times: writing results then takes at most 1/20 of the sweep's time
 
 struct Arguments {
   std::string config, out, limit = "24 h";
   std::vector<std::string> over, measures;
   unsigned seeds = 0, jobs = 0;
   bool real = false, simulated = false, json = false;
-};
-
-// The sweep's state on the last line of the terminal, below the lines that stay.
-class Progress {
- public:
-  void print_line(const std::string& text) {
-    clear();
-    print_stderr("{}\n", text);
-  }
-  void show_state(const std::string& text) {
-    const auto screen = screen_of(stderr);
-    if (!screen || text == shown_state_) return;
-    clear();
-    shown_state_ = text;
-    print_stderr("{}", text.substr(0, screen->columns > 1 ? screen->columns - 1 : 0));
-  }
-  void clear() {
-    if (!shown_state_.empty()) print_stderr("\r\x1b[K");
-    shown_state_.clear();
-  }
-
- private:
-  std::string shown_state_;
 };
 
 Result<SweepPlan> make_plan(const Arguments& args, const std::string& version) {
@@ -86,13 +64,13 @@ int sweep(const Arguments& args, const std::string& version) {
         fail(Code::kInvalid, "--limit", "{}", limit ? "expected more than nothing" : limit.error().detail));
   const auto planned = make_plan(args, version);
   if (!planned) return report_sweep_error(planned.error());
-  const bool simulated = planned->kind == SweepKind::kSimulated;
+  const bool is_simulated = planned->kind == SweepKind::kSimulated;
   options.program = own_program();
   options.limit = *limit;
-  options.jobs = args.jobs > 0 ? args.jobs : simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
-  Progress progress;
+  options.jobs = args.jobs > 0 ? args.jobs : is_simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+  StateLine progress;
   options.on_message = [&](const std::string& text) { progress.print_line(text); };
-  options.on_status = [&](const std::string& text) { progress.show_state(text); };
+  options.on_status = [&](const std::string& text) { progress.show(text); };
   print_stderr("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
   // Results so far are written while the sweep goes on, but not after every run: collect() reads all reports again.
@@ -129,8 +107,8 @@ int sweep(const Arguments& args, const std::string& version) {
 
 }  // namespace
 
-void add_sweep(Verb& app, int& exit_code, const std::string& version) {
-  auto* verb = app.add_verb("sweep", "Run a file with several values of some keys and compare the results");
+void add_sweep(Verb& program, int& exit_code, const std::string& version) {
+  auto* verb = program.add_verb("sweep", "Run a file with several values of some keys and compare the results");
   auto args = std::make_shared<Arguments>();
   verb->add_option("config", args->config,
                    "run file, or scenario of `echoline sim run`; its section `sweep` can list the values")

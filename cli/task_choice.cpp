@@ -42,8 +42,9 @@ bool is_system_path(const fs::path& path) {
                              [&](const char* folder) { return path.string().starts_with(folder); });
 }
 
-// Adds the words of a command to the options of the adapter `process`. The last word is a script if it is a file, and
-// follows an interpreter or ends in .py. Otherwise the words are a program with its arguments.
+// Adds the words of a command to the options of the adapter `process`. The last word is a script if it is a file and
+// either follows other words, which are then its interpreter, or ends in .py. Otherwise all words are a program with
+// its arguments.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
     return fail(Code::kInvalid, "", "expected a command or script in --options or behind --, found both");
@@ -52,13 +53,13 @@ Status add_command(const std::vector<std::string>& words, json& options) {
       fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
   if (has_script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
   const std::vector<std::string> command_words(words.begin(), words.end() - (has_script ? 1 : 0));
-  if (command_words.empty()) return ok();
+  if (command_words.empty()) return ok();  // a script alone: the adapter chooses its interpreter
   ECHO_ASSIGN(const fs::path path, find_program(command_words.front()));
   if (!fs::exists(path, ignored)) return fail(Code::kInvalid, "", "the program {} does not exist", path.string());
   json command = json::array({path.string()});
   for (std::size_t i = 1; i < command_words.size(); ++i) command.push_back(command_words[i]);
   options["command"] = std::move(command);
-  if (is_system_path(path)) return ok();
+  if (is_system_path(path)) return ok();  // the sandbox shows these folders to every program
   const fs::perms read_and_enter = fs::perms::others_read | fs::perms::others_exec;
   if ((fs::status(path.parent_path(), ignored).permissions() & read_and_enter) != read_and_enter)
     return fail(Code::kInvalid, "",
@@ -68,7 +69,7 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   return ok();
 }
 
-Result<TaskChoice> choice_of_adapter(const TaskArguments& args) {
+Result<TaskChoice> choose_by_adapter(const TaskArguments& args) {
   TaskChoice choice;
   choice.task.adapter = choice.label = args.task;
   if (!args.overrides.empty())
@@ -86,11 +87,11 @@ Result<TaskChoice> choice_of_adapter(const TaskArguments& args) {
     ECHO_TRY(add_command(args.command, options));
     choice.label = fmt::format("process ({})", args.command.back());
   }
-  choice.task.options_json = options.dump(-1, ' ', false, json::error_handler_t::replace);
+  choice.task.options_json = options.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
   return choice;
 }
 
-Result<TaskChoice> choice_of_file(const TaskArguments& args, const fs::path& path) {
+Result<TaskChoice> choose_by_run_file(const TaskArguments& args, const fs::path& path) {
   if (!args.options.empty())
     return fail(Code::kInvalid, "",
                 "{} contains the options of its task; use --set task.options.NAME=VALUE to change one", path.string());
@@ -121,8 +122,8 @@ Result<TaskChoice> choose_task(const TaskArguments& args) {
   fs::path path = args.task;
   if (fs::is_directory(path, ignored) && !is_adapter_name) path /= "config.yaml";
   Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
-    if (is_adapter_name) return choice_of_adapter(args);
-    if (fs::exists(path, ignored)) return choice_of_file(args, path);
+    if (is_adapter_name) return choose_by_adapter(args);
+    if (fs::exists(path, ignored)) return choose_by_run_file(args, path);
     return fail(Code::kInvalid, "",
                 "'{}' is neither a run file nor an adapter{}; `echoline adapter list` shows the adapters", args.task,
                 did_you_mean(args.task, names));

@@ -10,6 +10,7 @@
 namespace echoline::cli {
 namespace {
 
+// `reach`: the host at which others reach the machine that joins.
 struct TokenArguments {
   std::string run, instance, lifetime = "10 min", reach;
 };
@@ -36,8 +37,8 @@ int run_token_verb(const TokenArguments& args) {
 
 }  // namespace
 
-void add_token(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("token", "Issue a single-use token with which one machine joins a run");
+void add_token(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("token", "Issue a single-use token with which one machine joins a run");
   auto args = std::make_shared<TokenArguments>();
   verb->add_option("run", args->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_option("--instance", args->instance, "name that the worker will use with --name")->required();

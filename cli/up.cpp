@@ -39,10 +39,10 @@ std::string next_step_advice(const std::filesystem::path& folder, const std::str
 int run_up(const UpArguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(args.overrides);
-  const auto report_up_error = [](const Error& error) { return report_error("up", error); };
-  if (!overrides) return report_up_error(overrides.error());
+  const auto report_failure = [](const Error& error) { return report_error("up", error); };
+  if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(args.config, *overrides);
-  if (!config) return report_up_error(config.error());
+  if (!config) return report_failure(config.error());
 
   // The learner checks the run and plans. It prints its plan before it rents machines.
   std::vector<std::string> argv{own_program().string(), "learner", args.config};
@@ -51,16 +51,20 @@ int run_up(const UpArguments& args) {
   if (args.resume) argv.emplace_back("--resume");
   if (args.json) argv.emplace_back("--json");  // the learner prints the report or the errors to this program's stdout
   auto child = ChildProcess::start(argv, /*shares_stdout=*/args.json);
-  if (!child) return report_up_error(child.error());
+  if (!child) return report_failure(child.error());
 
   const SystemClock clock;
   LiveTable table;
   const std::filesystem::path folder = config->run_folder();
   const double started_unix_s = clock.unix_seconds();
-  // Files of an earlier run do not count. + 1, because `tv_sec` lacks the fraction of a second.
+  // Files of an earlier run do not count. The kernel stamps files with the time of its last clock tick.
   const auto written_since_start = [&](const std::filesystem::path& path) {
+    constexpr double kTickSecondsMax = 0.02;
     struct stat info {};
-    return ::stat(path.c_str(), &info) == 0 && static_cast<double>(info.st_mtim.tv_sec) + 1 >= started_unix_s;
+    if (::stat(path.c_str(), &info) != 0) return false;
+    const double written_unix_s =
+        static_cast<double>(info.st_mtim.tv_sec) + static_cast<double>(info.st_mtim.tv_nsec) / 1e9;
+    return written_unix_s + kTickSecondsMax >= started_unix_s;
   };
   bool stop_sent = false;
   std::optional<ProcessEnd> end;
@@ -80,20 +84,20 @@ int run_up(const UpArguments& args) {
 
   const auto advice = [&] { return next_step_advice(folder, args.config, args.overrides, args.restart_command); };
   if (end->signal)
-    return report_up_error(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
-                                ::strsignal(*end->signal), advice()));
+    return report_failure(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
+                               ::strsignal(*end->signal), advice()));
   const std::filesystem::path report_file = folder / "report.json";
   if (!written_since_start(report_file))
     return *end->status == 0 ? 1 : *end->status;  // the learner has given the reason on stderr
   const auto report = learner::read_json_object(report_file);
-  if (!report) return report_up_error(report.error());
+  if (!report) return report_failure(report.error());
   if (!args.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), report_file.string());
   if (stop_sent) print_stderr("stopped; {}\n", advice());
   return *end->status;
 }
 
-void add_up(Verb& app, int& exit_code) {
-  auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
+void add_up(Verb& program, int& exit_code) {
+  auto* verb = program.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
   auto args = std::make_shared<UpArguments>();
   verb->add_option("config", args->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set run.steps=50")

@@ -52,11 +52,11 @@ class HelpPages : public CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string name) const override {
     std::string usage = CLI::Formatter::make_usage(app, std::move(name));
     usage.erase(usage.find_last_not_of('\n') + 1);
-    return wrap_text(usage, 0, kUsageIndent, kHelpColumns);
+    return wrap_text(usage, /*first_indent=*/0, /*next_indent=*/kUsageIndent, kHelpColumns);
   }
   // Describes the verb and gives examples of its use.
   std::string make_description(const CLI::App* app) const override {
-    std::string text = wrap_text(app->get_description(), 0, 0, kHelpColumns) + "\n";
+    std::string text = wrap_text(app->get_description(), /*first_indent=*/0, /*next_indent=*/0, kHelpColumns) + "\n";
     for (const char* const example : examples_of(path_of(*app))) text += fmt::format("  {}\n", example);
     return text + "\n";
   }
@@ -70,7 +70,7 @@ class HelpPages : public CLI::Formatter {
   // Puts the names on the left and their help text in a column on the right.
   std::string two_columns(const std::string& names, const std::string& help_text) const {
     const std::size_t help_column = get_column_width();
-    std::string left = wrap_text(names, 2, 4, kHelpColumns);
+    std::string left = wrap_text(names, /*first_indent=*/2, /*next_indent=*/4, kHelpColumns);
     const std::string right = wrap_text(help_text, help_column, help_column, kHelpColumns);
     if (help_text.empty()) return left;
     // `left` ends with a newline. rfind() returns npos for a single line; npos + 1 is 0.

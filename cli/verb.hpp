@@ -25,9 +25,9 @@ class VerbOption {
  public:
   explicit VerbOption(CLI::Option* option) : option_(option) {}
   VerbOption* required();
-  VerbOption* value_count(int min, int max);
-  VerbOption* delimiter(char between_values);
-  VerbOption* one_value_each();  // "--set a=1 --set b=2", never "--set a=1 b=2"
+  VerbOption* value_count(int min, int max);   // how many values the option may have
+  VerbOption* delimiter(char between_values);  // "1,2,3" then has three values
+  VerbOption* one_value_each();                // "--set a=1 --set b=2", never "--set a=1 b=2"
   VerbOption* excludes(VerbOption* other);
   VerbOption* show_default();  // --help shows the value that the variable has now
   VerbOption* one_of(std::vector<std::string> values);
@@ -73,7 +73,7 @@ class Verb {
   explicit Verb(CLI::App* app);
   VerbOption* wrap_option(CLI::Option* option);
 
-  std::unique_ptr<CLI::App> owned_;  // null except in the root, which owns all of CLI11's tree
+  std::unique_ptr<CLI::App> owned_;  // null except in the root, whose CLI::App owns those of all verbs
   CLI::App* app_;
   std::deque<std::unique_ptr<Verb>> children_;
   std::deque<VerbOption> options_;

@@ -1,4 +1,5 @@
-// The verbs of the program. Each add_ function registers one subcommand; its callback sets `exit_code`.
+// The verbs of the program. Each add_ function adds one verb to the program (main.cpp calls them all). The verb's
+// callback runs it and sets `exit_code`.
 #pragma once
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
@@ -11,30 +12,30 @@
 
 namespace echoline::cli {
 
-void add_up(Verb& app, int& exit_code);
-void add_learner(Verb& app, int& exit_code);
-void add_worker(Verb& app, int& exit_code);
-void add_token(Verb& app, int& exit_code);
-void add_publish(Verb& app, int& exit_code);
-void add_plan(Verb& app, int& exit_code);
-void add_apply(Verb& app, int& exit_code);
-void add_model(Verb& app, int& exit_code);
-void add_evaluate(Verb& app, int& exit_code);
-void add_rescore(Verb& app, int& exit_code);
-void add_config(Verb& app, int& exit_code);
-void add_completion(Verb& app, int& exit_code);
-void add_man(Verb& app, int& exit_code);
-void add_sim(Verb& app, int& exit_code);
-void add_sweep(Verb& app, int& exit_code, const std::string& version);
-void add_advise(Verb& app, int& exit_code);
-void add_status(Verb& app, int& exit_code);
-void add_report(Verb& app, int& exit_code);
-void add_doctor(Verb& app, int& exit_code);
-void add_delta(Verb& app, int& exit_code);
-void add_adapter(Verb& app, int& exit_code);
-void add_ledger(Verb& app, int& exit_code);
-void add_down(Verb& app, int& exit_code);
-void add_bundle(Verb& app, int& exit_code);
+void add_up(Verb& program, int& exit_code);
+void add_learner(Verb& program, int& exit_code);
+void add_worker(Verb& program, int& exit_code);
+void add_token(Verb& program, int& exit_code);
+void add_publish(Verb& program, int& exit_code);
+void add_plan(Verb& program, int& exit_code);
+void add_apply(Verb& program, int& exit_code);
+void add_model(Verb& program, int& exit_code);
+void add_evaluate(Verb& program, int& exit_code);
+void add_rescore(Verb& program, int& exit_code);
+void add_config(Verb& program, int& exit_code);
+void add_completion(Verb& program, int& exit_code);
+void add_man(Verb& program, int& exit_code);
+void add_sim(Verb& program, int& exit_code);
+void add_sweep(Verb& program, int& exit_code, const std::string& version);
+void add_advise(Verb& program, int& exit_code);
+void add_status(Verb& program, int& exit_code);
+void add_report(Verb& program, int& exit_code);
+void add_doctor(Verb& program, int& exit_code);
+void add_delta(Verb& program, int& exit_code);
+void add_adapter(Verb& program, int& exit_code);
+void add_ledger(Verb& program, int& exit_code);
+void add_down(Verb& program, int& exit_code);
+void add_bundle(Verb& program, int& exit_code);
 
 // The program's file, to start it again; in a bundle, the script that starts it.
 std::filesystem::path own_program();
@@ -46,7 +47,8 @@ int report_error(std::string_view verb, const Error& error);
 // Splits the values of --set; kInvalid for one that is not of the form key=value.
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts);
 
-// The folder of a run, by the run's name or path; if neither is given, the newest run below ./runs.
+// The folder of a run, by the run's name or path; if that is empty, of the newest run below ./runs. kInvalid: there is
+// no such run.
 Result<std::filesystem::path> find_run(const std::string& name_or_path);
 
 }  // namespace echoline::cli

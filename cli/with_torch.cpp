@@ -35,14 +35,14 @@ Result<OpenedModule> open_module() {
   void* const handle = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_GLOBAL);
   if (handle == nullptr) return fail(Code::kInvalid, kOperation, "cannot open {}: {}", file.string(), ::dlerror());
   using Entry = const TorchModule*();
-  auto* const entry = reinterpret_cast<Entry*>(::dlsym(handle, kTorchModuleEntry));
-  if (entry == nullptr)
+  auto* const module_entry = reinterpret_cast<Entry*>(::dlsym(handle, kTorchModuleEntry));
+  if (module_entry == nullptr)
     return fail(Code::kInvalid, kOperation, "{} is not a module of echoline: {}", file.string(), ::dlerror());
-  if (const TorchModule& module = *entry(); std::string_view(module.version) != ECHOLINE_VERSION)
+  if (const TorchModule& module = *module_entry(); std::string_view(module.version) != ECHOLINE_VERSION)
     return fail(Code::kInvalid, kOperation,
                 "{} belongs to echoline {}, but the program is echoline {}: install both from one build", file.string(),
                 module.version, ECHOLINE_VERSION);
-  return OpenedModule{.file = file, .functions = entry()};
+  return OpenedModule{.file = file, .functions = module_entry()};
 }
 
 // Opens the module at the first call.
@@ -59,7 +59,8 @@ Result<std::optional<std::filesystem::path>> open_built_in() {
 }
 
 learner::BuiltIn built_in_trainer() {
-  const auto load = [](const learner::SourceHost& host, bool resume) -> Result<std::unique_ptr<learner::PolicySource>> {
+  const auto load_trainer = [](const learner::SourceHost& host,
+                               bool resume) -> Result<std::unique_ptr<learner::PolicySource>> {
     ECHO_ASSIGN(const OpenedModule& opened, torch_module());
     return opened.functions->built_in().load(host, resume);
   };
@@ -89,7 +90,7 @@ learner::BuiltIn built_in_trainer() {
     const auto& opened = torch_module();
     return opened && opened->functions->built_in().has_cuda();
   };
-  return {load, can_compute_on, settings_digest, probe, device_memory, has_cuda};
+  return {load_trainer, can_compute_on, settings_digest, probe, device_memory, has_cuda};
 }
 
 Result<BuiltInEngine> built_in_engine() {

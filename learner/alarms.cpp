@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kWindow = 10;        // the first and the last steps that are compared
 constexpr std::size_t kSkippedInARow = 3;  // steps with a skipped update
-// Multiples of the first steps' means.
+// Alarms begin below kEntropyShareMin times the entropy of the first steps, and above kLengthFactor times their length.
 constexpr double kEntropyShareMin = 0.1, kLengthFactor = 2;
 // Alarms begin below these shares: of effective tokens, and of informative groups.
 constexpr double kEffectiveShareMin = 0.3, kInformativeShareMin = 0.05;
@@ -23,7 +23,8 @@ constexpr double kAccuracyGainMin = 0.01;
 // A reward has risen if it exceeds the first steps' mean by so many of their spreads, and by this share of the mean.
 constexpr double kRewardSpreads = 5, kRewardRiseMin = 0.1;
 
-double number(const nlohmann::json& row, const char* key) {
+// 0 if the row has no such number, because a trainer omits figures that it does not know.
+double number_or_0(const nlohmann::json& row, const char* key) {
   const auto it = row.find(key);
   return it != row.end() && it->is_number() ? it->get<double>() : 0.0;
 }
@@ -52,23 +53,23 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
   std::vector<Alarm> new_alarms;
   const auto kind = row.value("kind", "");
   if (kind == "evaluation") {
-    (held_out_first_ ? held_out_last_ : held_out_first_) = number(row, "accuracy");
+    (held_out_first_ ? held_out_last_ : held_out_first_) = number_or_0(row, "accuracy");
     return new_alarms;
   }
-  const auto step = static_cast<std::uint64_t>(number(row, "step"));
+  const auto step = static_cast<std::uint64_t>(number_or_0(row, "step"));
   if (kind != "step" || step <= newest_step_) return new_alarms;  // steps repeated after a resume count once
   newest_step_ = step;
   Step measured;
-  measured.reward = number(row, "reward_mean");
-  measured.accuracy = number(row, "accuracy");
-  measured.length_tokens = number(row, "response_tokens_mean");
-  measured.truncated_share = number(row, "truncated_fraction");
-  measured.informative_share = 1 - number(row, "zero_advantage_fraction");
-  measured.skipped_update = number(row, "updates_skipped") > 0;
+  measured.reward = number_or_0(row, "reward_mean");
+  measured.accuracy = number_or_0(row, "accuracy");
+  measured.length_tokens = number_or_0(row, "response_tokens_mean");
+  measured.truncated_share = number_or_0(row, "truncated_fraction");
+  measured.informative_share = 1 - number_or_0(row, "zero_advantage_fraction");
+  measured.skipped_update = number_or_0(row, "updates_skipped") > 0;
   // Without informative groups, these two figures may be 0 only because no token was trained on.
-  if (measured.informative_share > 0 && row.contains("entropy")) measured.entropy = number(row, "entropy");
+  if (measured.informative_share > 0 && row.contains("entropy")) measured.entropy = number_or_0(row, "entropy");
   if (measured.informative_share > 0 && row.contains("effective_sample_fraction"))
-    measured.effective_share = number(row, "effective_sample_fraction");
+    measured.effective_share = number_or_0(row, "effective_sample_fraction");
   if (first_steps_.size() < kWindow) first_steps_.push_back(measured);
   last_steps_.push_back(measured);
   if (last_steps_.size() > kWindow) last_steps_.pop_front();
@@ -88,6 +89,7 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
                                [](const Step& step_figures) { return step_figures.skipped_update; }),
                fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
                "go back to a checkpoint (--resume) with a lower learner.learning_rate");
+  // Earlier, the first and the last steps overlap.
   if (newest_step_ < 2 * kWindow || first_steps_.size() < kWindow) return;
 
   const auto reward = [](const Step& step_figures) { return std::optional(step_figures.reward); };
@@ -106,7 +108,7 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
   double variance = 0;
   for (const Step& first : first_steps_)
     variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
-  const double rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
+  const double reward_rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
 
   update_alarm("entropy_collapse",
                entropy_then && entropy_now && *entropy_now < kEntropyShareMin * *entropy_then &&
@@ -128,7 +130,7 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or use "
       "learner.loss m2po. If it happens with a budget of 0, workers compute other probabilities than the learner");
   const bool held_out_does_not_rise = held_out_last_ && *held_out_last_ <= *held_out_first_ + kAccuracyGainMin;
-  const bool reward_rises = reward_now > reward_then + rise_min;
+  const bool reward_rises = reward_now > reward_then + reward_rise_min;
   update_alarm(
       "reward_without_learning",
       reward_rises && (accuracy_now <= accuracy_then + kAccuracyGainMin || held_out_does_not_rise),

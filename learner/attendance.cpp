@@ -20,7 +20,7 @@ std::optional<provisioner::FleetEvent> fleet_event(const PresenceChange& change)
       return provisioner::fleet::Leaving{change.worker};
     case Kind::kDrained:
       return provisioner::fleet::Drained{change.worker};
-    default:
+    default:  // kAway: the machine is still rented. kRetired: the fleet itself decided it.
       return std::nullopt;
   }
 }
@@ -56,7 +56,7 @@ void Attendance::mark_gone(WorkerId worker, Presence presence, const std::string
   Worker& entry = workers_[worker];
   if (entry.presence == Presence::kLost) return;
   entry.presence = presence;
-  if (presence == Presence::kLost) entry.is_retired = false;
+  if (presence == Presence::kLost) entry.is_retired = false;  // it cannot drain any more
   notify_listeners(
       {.kind = presence == Presence::kLost ? Kind::kLost : Kind::kAway, .worker = worker, .reason = reason});
 }

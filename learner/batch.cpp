@@ -1,4 +1,4 @@
-// Checks and figures of a batch, for the submission check and the training loop.
+// Checks trajectories for SubmissionChecker, and computes figures of a batch for the training loop.
 #include "learner/batch.hpp"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Status check_trainable(const schema::Trajectory& trajectory, const model::ModelC
 nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
   double reward_sum = 0, correct = 0, truncated = 0, several_policies = 0, response_tokens = 0, longest_tokens = 0;
   std::int64_t trained_tokens = 0;
-  std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
+  std::map<std::uint64_t, std::pair<double, double>> reward_ranges;  // least and greatest reward, by group
   for (const schema::Trajectory& trajectory : batch) {
     reward_sum += trajectory.reward();
     correct += trajectory.correct() ? 1 : 0;
@@ -46,24 +46,27 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     trained_tokens += mask.empty() ? trajectory.response_tokens_size()
                                    : std::count_if(mask.begin(), mask.end(), [](float weight) { return weight > 0; });
     auto& [least, greatest] =
-        rewards.try_emplace(trajectory.group(), trajectory.reward(), trajectory.reward()).first->second;
+        reward_ranges.try_emplace(trajectory.group(), trajectory.reward(), trajectory.reward()).first->second;
     least = std::min<double>(least, trajectory.reward());
     greatest = std::max<double>(greatest, trajectory.reward());
   }
   const auto responses = static_cast<double>(batch.size());
-  const auto informative_groups = std::count_if(rewards.begin(), rewards.end(), [](const auto& group_rewards) {
-    return group_rewards.second.first < group_rewards.second.second;
-  });
-  return {
-      {"reward_mean", reward_sum / responses},
-      {"accuracy", correct / responses},
-      {"truncated_fraction", truncated / responses},
-      {"mixed_fraction", several_policies / responses},
-      {"response_tokens_mean", response_tokens / responses},
-      {"response_tokens_max", longest_tokens},
-      {"informative_groups", informative_groups},
-      {"zero_advantage_fraction", 1 - static_cast<double>(informative_groups) / static_cast<double>(rewards.size())},
-      {"response_tokens", trained_tokens}};
+  // Groups with different rewards. In the others every advantage is 0, so they teach nothing.
+  const auto informative_groups =
+      std::count_if(reward_ranges.begin(), reward_ranges.end(), [](const auto& group_and_range) {
+        const auto& [least, greatest] = group_and_range.second;
+        return least < greatest;
+      });
+  return {{"reward_mean", reward_sum / responses},
+          {"accuracy", correct / responses},
+          {"truncated_fraction", truncated / responses},
+          {"mixed_fraction", several_policies / responses},
+          {"response_tokens_mean", response_tokens / responses},
+          {"response_tokens_max", longest_tokens},
+          {"informative_groups", informative_groups},
+          {"zero_advantage_fraction",
+           1 - static_cast<double>(informative_groups) / static_cast<double>(reward_ranges.size())},
+          {"response_tokens", trained_tokens}};
 }
 
 }  // namespace echoline::learner

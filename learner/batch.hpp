@@ -1,4 +1,4 @@
-// Checks and figures of trajectories for training that need no tensors. Private to learner/.
+// Checks trajectories before training, and computes a step's figures from them, without tensors. Private to learner/.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <vector>

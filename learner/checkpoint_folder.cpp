@@ -11,15 +11,17 @@
 
 #include "base/files.hpp"
 #include "base/os_code.hpp"
+#include "delta/digest.hpp"
+#include "model/policy.hpp"
 
 namespace echoline::learner {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kTemporary = "writing";  // an incomplete checkpoint
-constexpr std::string_view kDamaged = "damaged-";
+constexpr std::string_view kCheckpointPrefix = "step-";
+constexpr std::string_view kIncompleteName = "writing";  // of a checkpoint that is being written
+constexpr std::string_view kDamagedPrefix = "damaged-";  // before the name of an unreadable checkpoint
 constexpr std::string_view kLatest = "LATEST";
 constexpr std::size_t kStepDigitsMax = 18;  // more could overflow 64 bits
 constexpr std::size_t kLatestBytesMax = 4096, kStateBytesMax = 1 << 20;
@@ -31,18 +33,18 @@ Status sync_folder(const fs::path& path) {
 }
 
 Status rename_folder(const fs::path& from, const fs::path& to) {
-  std::error_code ec;
-  fs::rename(from, to, ec);
-  if (ec)
-    return fail(os_code(ec.value()), "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(),
-                ec.message());
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error)
+    return fail(os_code(error.value()), "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(),
+                error.message());
   return ok();
 }
 
 // An unused folder name for `step`: "step-000000012", then "step-000000012.001" and so on. If the run was resumed from
 // an earlier step, an older checkpoint of the same step keeps its folder until it is pruned.
 fs::path unused_folder(const fs::path& folder, std::int64_t step) {
-  const std::string name = fmt::format("{}{:09}", kPrefix, step);
+  const std::string name = fmt::format("{}{:09}", kCheckpointPrefix, step);
   fs::path path = folder / name;
   for (int suffix = 1; fs::exists(path); ++suffix) path = folder / fmt::format("{}.{:03}", name, suffix);
   return path;
@@ -50,12 +52,12 @@ fs::path unused_folder(const fs::path& folder, std::int64_t step) {
 
 // Names of the checkpoints in the order of their steps. The newest of equal steps is the last of them.
 Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
-  std::error_code ec;
+  std::error_code error;
   std::vector<std::string> names;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
-    if (it->path().filename().string().starts_with(kPrefix)) names.push_back(it->path().filename().string());
-  if (ec && ec != std::errc::no_such_file_or_directory)
-    return fail(Code::kIo, "list checkpoints", "{}: {}", folder.string(), ec.message());
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (it->path().filename().string().starts_with(kCheckpointPrefix)) names.push_back(it->path().filename().string());
+  if (error && error != std::errc::no_such_file_or_directory)
+    return fail(Code::kIo, "list checkpoints", "{}: {}", folder.string(), error.message());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -63,7 +65,7 @@ Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
 // The step in a checkpoint's name, which may end with a suffix such as ".001".
 std::int64_t step_of(std::string_view name) {
   std::int64_t step = 0;
-  name.remove_prefix(kPrefix.size());
+  name.remove_prefix(kCheckpointPrefix.size());
   for (const char digit : name.substr(0, kStepDigitsMax)) {
     if (digit < '0' || digit > '9') break;
     step = step * 10 + (digit - '0');
@@ -71,28 +73,30 @@ std::int64_t step_of(std::string_view name) {
   return step;
 }
 
-// Removes all but the newest checkpoints, and never the one that LATEST names.
+// Removes all but the newest `keep_last` checkpoints, and never the one that LATEST names: after a resume from an
+// earlier step, that one may be older than others.
 Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_last) {
   ECHO_ASSIGN(const std::vector<std::string> names, checkpoint_names(folder));
-  std::error_code ec;
+  std::error_code error;
   std::int64_t surplus = static_cast<std::int64_t>(names.size()) - keep_last;
   for (const std::string& name : names) {
-    if (surplus <= 0 || ec) break;
+    if (surplus <= 0 || error) break;
     if (name == latest) continue;
-    fs::remove_all(folder / name, ec);
+    fs::remove_all(folder / name, error);
     --surplus;
   }
-  if (ec) return fail(Code::kIo, "prune checkpoints", "{}: {}", folder.string(), ec.message());
+  if (error) return fail(Code::kIo, "prune checkpoints", "{}: {}", folder.string(), error.message());
   return ok();
 }
 
-// The checkpoint that LATEST names; empty if there is none.
+// The name of the checkpoint that LATEST names; empty if that does not exist.
 Result<std::string> read_latest(const fs::path& folder) {
   auto latest = read_file(folder / kLatest, kLatestBytesMax);
   if (!latest && latest.error().code != Code::kNotFound) return latest.error();
   std::string name = latest ? *latest : "";
   while (!name.empty() && name.back() == '\n') name.pop_back();
-  const bool is_checkpoint_name = name.starts_with(kPrefix) && name.find('/') == std::string::npos;
+  // LATEST may be damaged: a name with '/' would lead out of the folder.
+  const bool is_checkpoint_name = name.starts_with(kCheckpointPrefix) && name.find('/') == std::string::npos;
   return is_checkpoint_name && fs::exists(folder / name) ? name : std::string();
 }
 
@@ -101,20 +105,20 @@ Result<std::string> read_latest(const fs::path& folder) {
 Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::int64_t keep_last,
                                 const std::function<Status(const fs::path&)>& write) try {
   ECHO_CHECK(keep_last >= 1, "keep_last is {}", keep_last);
-  const fs::path temporary = folder / kTemporary;
-  fs::remove_all(temporary);
-  ECHO_TRY(make_folders(temporary));
+  const fs::path incomplete = folder / kIncompleteName;
+  fs::remove_all(incomplete);
+  ECHO_TRY(make_folders(incomplete));
   const fs::path complete = unused_folder(folder, step);
   const auto save = [&]() -> Status {
-    ECHO_TRY(write(temporary));
-    ECHO_TRY(rename_folder(temporary, complete));
+    ECHO_TRY(write(incomplete));
+    ECHO_TRY(rename_folder(incomplete, complete));
     ECHO_TRY(sync_folder(folder));
     return write_file_atomic(folder / kLatest, complete.filename().string() + "\n");
   };
   if (const Status saved = save(); !saved) {
     // The incomplete checkpoint takes space that the run and the next attempt need.
     std::error_code ignored;
-    fs::remove_all(temporary, ignored);
+    fs::remove_all(incomplete, ignored);
     fs::remove_all(complete, ignored);
     return saved.error();
   }
@@ -125,13 +129,30 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
   return fail(Code::kIo, "save checkpoint", "{}: {}", folder.string(), error.what());
 }
 
+Result<nlohmann::json> write_policy(const fs::path& target, const fs::path& folder, const model::ModelFiles& files,
+                                    const delta::StateView& policy) {
+  ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy));
+  nlohmann::json fields = {{"policy_digest", digest.hex()}};
+  std::optional<fs::path> same_base;
+  if (files.config.adapter) {
+    ECHO_ASSIGN(const delta::Digest base_digest, delta::digest_state(model::split_adapter(policy).base));
+    fields["base_digest"] = base_digest.hex();
+    ECHO_ASSIGN(const std::string latest, read_latest(folder));
+    const auto state = read_checkpoint_state(folder / latest);
+    if (!latest.empty() && state && state->value("base_digest", nlohmann::json()) == fields["base_digest"])
+      same_base = folder / latest / kCheckpointModel;
+  }
+  ECHO_TRY(model::save_model(target / kCheckpointModel, files, policy, model::kShardBytesMax, same_base));
+  return fields;
+}
+
 Result<nlohmann::json> read_checkpoint_state(const fs::path& checkpoint) {
   constexpr auto kOperation = "load checkpoint";
   const fs::path path = checkpoint / kCheckpointState;
   ECHO_ASSIGN(const std::string text, read_file(path, kStateBytesMax));
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  const auto integer = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
-  if (!json.is_object() || !integer("format") || !integer("steps"))
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto has_integer = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
+  if (!json.is_object() || !has_integer("format") || !has_integer("steps"))
     return fail(Code::kCorrupt, kOperation, "{}: expected an object with format and steps", path.string());
   if (json["format"] != 1 && json["format"] != kCheckpointFormat)
     return fail(Code::kInvalid, kOperation, "{}: format {}, this program reads formats 1 and {}", path.string(),
@@ -162,8 +183,8 @@ Result<ResumeReport> read_newest_checkpoint(const fs::path& folder,
     }
     resumed.step = *step;
     for (const ResumeReport::Damaged& damaged : resumed.damaged) {
-      fs::remove_all(folder / (std::string(kDamaged) + damaged.name));
-      ECHO_TRY(rename_folder(folder / damaged.name, folder / (std::string(kDamaged) + damaged.name)));
+      fs::remove_all(folder / (std::string(kDamagedPrefix) + damaged.name));
+      ECHO_TRY(rename_folder(folder / damaged.name, folder / (std::string(kDamagedPrefix) + damaged.name)));
     }
     if (name != latest) ECHO_TRY(write_file_atomic(folder / kLatest, name + "\n"));
     return resumed;

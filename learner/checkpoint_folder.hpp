@@ -1,8 +1,10 @@
 // The checkpoints of a run, for any trainer. A checkpoint is complete or absent. After a restart, the run goes on from
 // the newest one. A checkpoint's policy is a Hugging Face directory.
 //
-//   step-000000012/trainer.json          at least format, steps, and policy_digest, the digest of the policy.
-//   step-000000012/model/                the policy as a Hugging Face directory
+//   step-000000012/trainer.json          at least format, steps, and policy_digest, the digest of the policy; for a
+//                                        policy with an adapter also base_digest, that of the weights under it
+//   step-000000012/model/                the policy as a Hugging Face directory. The base of an adapter never changes,
+//                                        so its files exist once on the disk for all checkpoints.
 //   LATEST                               the name of the newest complete folder
 //   damaged-step-000000012/              a checkpoint that could not be read when the run was resumed.
 // A checkpoint is written into its own folder, synced, renamed, and only then named by LATEST. So after a crash at any
@@ -18,12 +20,17 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "delta/tensor.hpp"
+
+namespace echoline::model {
+struct ModelFiles;
+}
 
 namespace echoline::learner {
 
 inline constexpr std::string_view kCheckpointState = "trainer.json", kCheckpointModel = "model";
 inline constexpr std::string_view kReferencePolicyFile =
-    "reference.safetensors";                          // of the KL penalty, beside the checkpoints
+    "reference.safetensors";                          // the policy that the KL penalty compares with
 inline constexpr std::int64_t kCheckpointFormat = 2;  // format 1 had no model/ and no digests of policies
 
 // `write` fills a new folder below `folder` (created if absent), which becomes the checkpoint of `step`. Then all but
@@ -31,6 +38,11 @@ inline constexpr std::int64_t kCheckpointFormat = 2;  // format 1 had no model/ 
 Result<std::filesystem::path> add_checkpoint(const std::filesystem::path& folder, std::int64_t step,
                                              std::int64_t keep_last,
                                              const std::function<Status(const std::filesystem::path&)>& write);
+
+// Writes `policy` into `target`/model, for add_checkpoint() below `folder`. Returns the fields of trainer.json that
+// describe the policy.
+Result<nlohmann::json> write_policy(const std::filesystem::path& target, const std::filesystem::path& folder,
+                                    const model::ModelFiles& files, const delta::StateView& policy);
 
 // Reads a checkpoint's trainer.json. kCorrupt: a required field is missing. kInvalid: the format of another program
 // version.
@@ -56,7 +68,8 @@ struct StoredPolicy {
   std::filesystem::path model;
   std::string digest;  // of the policy
 };
-// Finds the checkpoint of `step` (absent: the one LATEST names) below `folder`. kNotFound lists the existing steps.
+// Finds the checkpoint of `step` (absent: the one that LATEST names) below `folder`. The message of kNotFound lists the
+// existing steps.
 Result<StoredPolicy> find_policy(const std::filesystem::path& folder, std::optional<std::int64_t> step = {});
 
 }  // namespace echoline::learner

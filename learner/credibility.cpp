@@ -45,8 +45,9 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
       const double own = (*record.last_means).*figure;
       return median && own > limit.nats && own > limit.times_others * *median;
     };
-    const bool made_up = exceeds(&Scrutiny::surprise, kSurpriseLimit) || exceeds(&Scrutiny::dispute, kDisputeLimit);
-    record.over_limit_in_a_row = made_up ? record.over_limit_in_a_row + 1 : 0;
+    const bool is_over_limit =
+        exceeds(&Scrutiny::surprise, kSurpriseLimit) || exceeds(&Scrutiny::dispute, kDisputeLimit);
+    record.over_limit_in_a_row = is_over_limit ? record.over_limit_in_a_row + 1 : 0;
     if (record.over_limit_in_a_row < kInARowMax) continue;
     verdicts.push_back(
         {id, fmt::format("its responses are not the policy's: its tokens are {:.1f} nats less likely than the "
@@ -54,6 +55,7 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
                          record.last_means->surprise, record.last_means->dispute,
                          *median_of_others(id, &Scrutiny::surprise), *median_of_others(id, &Scrutiny::dispute))});
   }
+  // Others are no longer compared with an expelled worker.
   for (const Verdict& verdict : verdicts) records_.erase(verdict.worker);
   return verdicts;
 }

@@ -1,4 +1,4 @@
-// Keeps the rollout desk's work while the database cannot store. DeskLogic calls it.
+// Keeps the rollout desk's work while the database cannot store. DeskLogic and its parts call it.
 #include "learner/database_edge.hpp"
 
 #include "base/log.hpp"

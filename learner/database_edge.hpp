@@ -69,7 +69,7 @@ class DatabaseBacklog {
   void check() const;  // aborts if its parts disagree
 
  private:
-  void move_to(State next);
+  void move_to(State next);  // aborts if `next` cannot follow the current state
 
   const LeaseClock& clock_;
   const Duration retry_every_;

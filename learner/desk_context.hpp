@@ -59,7 +59,7 @@ struct DeskEvents {
   std::function<void(const Error*)> database_stalled;
 };
 
-// The seven references outlive the context, and other threads use some of them.
+// The referenced objects must outlive the context. Other threads use some of them as well.
 struct DeskContext {
   const DeskOptions& options;
   const DeskEvents& events;
@@ -69,6 +69,7 @@ struct DeskContext {
   BatchRequest& batch_request;
   const std::atomic<bool>& run_needs_results;
   std::function<void()> wake;  // makes the desk's thread look for due work; called on the scorers' threads
+  // Blocks the worker's messages, and calls DeskEvents::misbehaved.
   std::function<void(WorkerId, const std::string& reason)> expel;
   SubmissionChecker checker;
   std::unique_ptr<replay_buffer::ReplayBuffer> buffer = nullptr;  // opened by DeskLogic

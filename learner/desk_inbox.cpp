@@ -11,7 +11,8 @@
 namespace echoline::learner {
 namespace {
 
-// Unread bytes of one worker: kLongestMessages of the longest messages, but in [kBytesMin, kBytesMax].
+// One worker may have as many unread bytes as kLongestMessages messages of the greatest length, clamped to
+// [kBytesMin, kBytesMax].
 constexpr std::size_t kLongestMessages = 32, kBytesMin = 16u << 20, kBytesMax = 256u << 20;
 
 }  // namespace
@@ -28,7 +29,7 @@ DeskInbox::Admission DeskInbox::admit(WorkerId worker, std::size_t bytes, bool d
   if (unread.messages >= kMessagesMax || unread.bytes + bytes > bytes_max_) {
     if (database_stalled) {
       overflowed_.insert(worker);
-      return {};
+      return {};  // neither accepted nor expelled
     }
     return {.is_accepted = false,
             .expel_reason =

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kRetryMs = 40;           // until a worker without leases asks again
 constexpr std::uint32_t kRefusedRetryMs = 1000;  // the same if it is retired or its policy is not accepted
-constexpr int kLeaseRoundsMax = 8;               // per request; another round follows if all groups are set aside
+constexpr int kLeaseRoundsMax = 8;               // attempts per request to lease groups that are not all set aside
 constexpr double kProgressPerLease = 3;          // progress messages that a worker sends within its shortest lease
 
 // The text by which reports count failures; it must not change.
@@ -79,7 +79,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
     answer.set_retry_after_ms(kRefusedRetryMs);
     return;
   }
-  if (policies_.is_unusable_for(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
+  if (policies_.check_unusable_for(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
   // A version that is not published yet: the worker asks again after kRetryMs.
   if (published_digest == nullptr || !set_aside_.can_generate()) return;
   const Status granted = add_leases(worker, request, answer);
@@ -95,7 +95,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
 Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   const Version version{request.version()};
   double shortest_lease_s = 0;
-  // Tries again while all leased groups were set aside, because their prompts cannot be used.
+  // Another round follows if all groups of this one are set aside, because their prompts cannot be used.
   for (int round = 0; round < kLeaseRoundsMax && answer.leases().empty() && set_aside_.can_generate(); ++round) {
     ECHO_ASSIGN(const auto leases, desk_.ledger->grant({.worker = worker,
                                                         .version = version,
@@ -173,9 +173,9 @@ bool DeskLeases::report_unusable_policy(WorkerId worker, const schema::WorkFaile
   if (*returned == 0) return true;
   const auto report = policies_.report_unusable(worker, printable(failure.detail()));
   if (!report) return true;  // the worker was lost since its request
-  if (report->is_first)
+  if (report->is_workers_first)
     log::warn("worker {} cannot generate with version {}: {}", worker, report->version, printable(failure.detail()));
-  if (!policies_.is_unusable(report->version))
+  if (!policies_.check_unusable(report->version))
     discipline_.count_failure(worker, "log-probabilities of one policy after another are not finite on it alone");
   return true;
 }
@@ -212,18 +212,18 @@ Status DeskLeases::release_worker(WorkerId worker) {
 
 Status DeskLeases::check_completable() {
   const std::optional<Version> newest = policies_.newest();
-  const bool none_can_generate =
-      newest && policies_.is_unusable(*newest) &&
+  const bool no_worker_can_generate =
+      newest && policies_.check_unusable(*newest) &&
       std::ranges::all_of(policies_.requested_versions(), [&](const auto& worker_and_version) {
         return is_retired(worker_and_version.first) ||
-               policies_.is_unusable_for(worker_and_version.first, worker_and_version.second);
+               policies_.check_unusable_for(worker_and_version.first, worker_and_version.second);
       });
   std::uint64_t live_leases = 0;  // leases of earlier versions, whose results may complete the batch
-  if (none_can_generate) {
+  if (no_worker_can_generate) {
     ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger->counts());
     live_leases = leases.live;
   }
-  if (!none_can_generate || live_leases > 0) {
+  if (!no_worker_can_generate || live_leases > 0) {
     stuck_since_ = kNever;
     return ok();
   }

@@ -30,7 +30,7 @@ class DeskLeases {
   bool fail_lease(WorkerId worker, const schema::WorkFailed& failure);
   // Ends leases that the worker returns unfinished, which is no failure.
   bool return_leases(WorkerId worker, const schema::WorkReturned& returned);
-  // Ends leases whose time has run out.
+  // Ends leases whose time has run out. If the database cannot store that, they stay, and a later call ends them.
   void expire();
   // Extends every live lease by `pause`, in which no message could be handled. False if the database cannot store.
   bool extend_leases(Duration pause);
@@ -39,8 +39,8 @@ class DeskLeases {
   // The worker finishes its leases, and gets no new one until it joins again.
   void retire(WorkerId worker) { retired_.insert(worker); }
   bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
-  // Returns an error if no worker has been able to generate with its policy for DeskOptions::stuck_max. No batch would
-  // be completed.
+  // Returns an error if for DeskOptions::stuck_max there has been no live lease, and no worker that can use the policy
+  // it has: the next batch would never be completed.
   Status check_completable();
 
   void check() const;  // aborts if its parts disagree

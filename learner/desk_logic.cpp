@@ -6,7 +6,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kCommitMax = 256;                  // messages handled together
+constexpr std::size_t kMessagesTogetherMax = 256;        // handled with few transactions, each of which syncs the disk
 constexpr Duration kPauseMin = std::chrono::seconds(1);  // shorter pauses of the thread do not extend leases
 
 void report_unusable(const DeskEvents& events, const PolicyUnusable& policy) {
@@ -58,14 +58,15 @@ void DeskLogic::extend_leases_after_pause() {
     desk_.clock.tick(now);
   } else if (database.is_retry_due() && leases_.extend_leases(since_last_tick)) {
     // Extending the leases was the retry. It succeeded, so the database stores again.
-    batches_.exclude_pause(since_last_tick);
+    batches_.exclude_pause(since_last_tick);  // the stall must not count as time of a learner step
     desk_.clock.tick(now);
     database.on_retry_succeeded();
     return_leases_of_overflowed();
   }
 }
 
-// Returns the leases of workers that sent more than the desk keeps during a stall. They are not blamed.
+// Returns the leases of workers that sent more than the desk keeps during a stall, because their results may be among
+// the dropped messages. The workers are not blamed.
 void DeskLogic::return_leases_of_overflowed() {
   for (const WorkerId worker : desk_.inbox.take_overflowed())
     desk_.database.push_back(DatabaseWrite{[this, worker]() -> Status {
@@ -80,11 +81,11 @@ void DeskLogic::return_leases_of_overflowed() {
 
 void DeskLogic::defer(Deferred work) {
   desk_.database.push_back(std::move(work));
-  if (desk_.database.backlog_size() >= kCommitMax) process_deferred();
+  if (desk_.database.backlog_size() >= kMessagesTogetherMax) process_deferred();
 }
 
 void DeskLogic::process_deferred() {
-  desk_.database.process_backlog(kCommitMax,
+  desk_.database.process_backlog(kMessagesTogetherMax,
                                  [this](std::vector<Incoming> messages) { handle_messages(std::move(messages)); });
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kScoringFailed = "scoring failed";
 
+// Seeds the choice of responses to regrade, which workers must not be able to predict.
 std::uint64_t random_secret() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
@@ -32,13 +33,13 @@ bool DeskScores::is_unscored(const schema::Submission& submission) {
   return question && desk_.checker.is_scored_by_learner((*question)->problem);
 }
 
-void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submission) {
+void DeskScores::on_submission_accepted(WorkerId worker, const schema::Submission& submission) {
   if (submission.trajectories().empty()) return;
   const GroupId group{submission.trajectories(0).group()};
   const bool is_without_score = is_unscored(submission);
   discipline_.count_accepted(worker);
   if (is_without_score)
-    may_be_unscored_ = true;
+    scorer_may_lack_groups_ = true;
   else
     set_aside_.on_group_succeeded();
   const auto question = desk_.checker.question(group);
@@ -60,12 +61,12 @@ void DeskScores::expel_misgrading_workers() {
 void DeskScores::run_due() {
   expel_misgrading_workers();
   for (Scorer::Done& done : scorer_.take_done()) {
-    may_be_unscored_ = true;
+    scorer_may_lack_groups_ = true;
     // Scores that could not be stored are computed again, because their groups still wait for them.
     if (const Status stored = desk_.database.stall_on_error(store_scores(std::move(done))); !stored)
       log::error("scores not stored: {}", stored.error().message());
   }
-  if (!may_be_unscored_) return;
+  if (!scorer_may_lack_groups_) return;
   if (const Status fed = desk_.database.stall_on_error(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
@@ -92,7 +93,8 @@ Status DeskScores::feed_scorer() {
   if (free_group_slots == 0) return ok();  // run_due() comes again when a group is done
   ECHO_ASSIGN(std::vector<replay_buffer::Group> groups,
               desk_.buffer->unscored_groups(free_group_slots, scorer_.groups_in_progress()));
-  may_be_unscored_ = groups.size() == free_group_slots;  // fewer groups than slots: the scorer has them all
+  // Fewer groups than free slots: the scorer has them all now.
+  scorer_may_lack_groups_ = groups.size() == free_group_slots;
   for (replay_buffer::Group& group : groups) {
     auto problem = desk_.checker.problem(group.id);
     if (problem)

@@ -19,7 +19,7 @@ class DeskScores {
   // Whether workers submit only text for this group, and the learner scores it.
   bool is_unscored(const schema::Submission& submission);
   // The submission is durable. Queues its responses for regrading, or notes that its group waits for scores.
-  void count_accepted(WorkerId worker, const schema::Submission& submission);
+  void on_submission_accepted(WorkerId worker, const schema::Submission& submission);
   void on_step_measured(double step_seconds) {
     regrader_.on_step_measured(step_seconds, desk_.options.pacing.trajectories_per_step);
   }
@@ -40,7 +40,7 @@ class DeskScores {
   StepBatches& batches_;
   Regrader regrader_;
   Scorer scorer_;
-  bool may_be_unscored_ = true;  // false: the scorer has every stored group without a score
+  bool scorer_may_lack_groups_ = true;  // false: the scorer has every stored group without a score
 };
 
 }  // namespace echoline::learner

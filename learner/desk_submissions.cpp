@@ -8,8 +8,9 @@ namespace echoline::learner {
 
 // Refuses tokens of a version that no worker can have: they would pass for the freshest ones. SubmissionChecker has
 // checked everything else.
-std::optional<Refusal> DeskSubmissions::refuse_unpublished(const schema::Submission& submission) const {
+std::optional<Refusal> DeskSubmissions::refusal_if_unpublished(const schema::Submission& submission) const {
   for (const schema::Trajectory& trajectory : submission.trajectories()) {
+    // The versions of a trajectory's spans ascend.
     const Version newest_version{trajectory.spans(trajectory.spans_size() - 1).version()};
     if (!policies_.newest() || newest_version > *policies_.newest())
       return Refusal{.reason = "malformed",
@@ -29,7 +30,7 @@ bool DeskSubmissions::store(const Submissions& submissions) {
   std::vector<std::optional<Refusal>> refusals;
   for (const auto& [worker, submission] : submissions) {
     refusals.push_back(desk_.checker.refusal(submission));
-    if (!refusals.back()) refusals.back() = refuse_unpublished(submission);
+    if (!refusals.back()) refusals.back() = refusal_if_unpublished(submission);
     const std::optional<Refusal>& refusal = refusals.back();
     deliveries.push_back({.worker = worker,
                           .submission = &submission,
@@ -47,7 +48,7 @@ bool DeskSubmissions::store(const Submissions& submissions) {
     const replay_buffer::Verdict& verdict = (*verdicts)[i];
     const auto& [worker, submission] = submissions[i];
     acknowledge(worker, submission, verdict);
-    // The ledger's own reason may have replaced the checker's.
+    // The ledger may have refused the submission for a reason of its own. Then the checker's reason does not count.
     const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
     const bool is_foreign_lease = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
     if (forged || is_foreign_lease || verdict.reason == "malformed")
@@ -67,7 +68,7 @@ void DeskSubmissions::acknowledge(WorkerId worker, const schema::Submission& sub
   desk_.events.send(worker, message.SerializeAsString());
   if (!verdict.accepted) ++refused_[verdict.reason];
   if (verdict.accepted && !verdict.duplicate) {
-    scores_.count_accepted(worker, submission);
+    scores_.on_submission_accepted(worker, submission);
     desk_.events.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.lease_seconds);
   } else {
     (void)discipline_.count_idle_message(worker);  // it brought no new trajectories

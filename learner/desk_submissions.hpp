@@ -26,7 +26,7 @@ class DeskSubmissions {
   const std::map<std::string, std::uint64_t>& refused() const { return refused_; }  // submissions by reason
 
  private:
-  std::optional<Refusal> refuse_unpublished(const schema::Submission& submission) const;
+  std::optional<Refusal> refusal_if_unpublished(const schema::Submission& submission) const;
   void acknowledge(WorkerId worker, const schema::Submission& submission, const replay_buffer::Verdict& verdict);
 
   DeskContext& desk_;

@@ -67,7 +67,7 @@ Discipline::Discipline(DeskContext& desk) : desk_(desk) {
 }
 
 void Discipline::store_misconduct(WorkerId worker) {
-  // After a failure, only memory has the counts until their next change.
+  // If this fails, the counts are only in memory until they change again.
   if (const Status stored =
           desk_.database.stall_on_error(desk_.ledger->store_misconduct(worker, misconduct_.misconduct_of(worker)));
       !stored)

@@ -28,7 +28,7 @@ void Totals::add(double value) {
   sum_ += value;
   const double deviation_from_mean = value - running_mean_;
   running_mean_ += deviation_from_mean / static_cast<double>(count_);
-  squared_deviations_ += deviation_from_mean * (value - running_mean_);
+  squared_deviations_ += deviation_from_mean * (value - running_mean_);  // from the mean before and after the value
 }
 
 std::optional<double> Totals::mean() const {

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;  // of refusals; further reasons count as "others"
 constexpr std::size_t kInFlightMax = TextServerClient::kPendingQuestionsMax / 64;  // questions that wait for an answer
-constexpr std::chrono::milliseconds kPoll(200);
+constexpr std::chrono::milliseconds kPoll(200);  // longest wait for an answer before `interrupted` is checked again
 
 }  // namespace
 
@@ -35,7 +35,7 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
   ECHO_CHECK(k >= 1 && k <= n && correct <= n, "pass@{} of {} correct in {}", k, correct, n);
   double none_correct = 1;  // probability
   for (std::uint64_t i = 0; i < k; ++i) {
-    if (n - correct <= i) return 1;
+    if (n - correct <= i) return 1;  // fewer than k responses are wrong
     none_correct *= static_cast<double>(n - correct - i) / static_cast<double>(n - i);
   }
   return 1 - none_correct;
@@ -93,7 +93,7 @@ void HeldOut::record_answer(std::uint64_t id, const Answer& answer) {
 
 void HeldOut::record_refusal(std::uint64_t id, const std::string& why) {
   ++answers_;
-  if (has_several_tasks_) by_task_.add(problems_[id / samples_].id(), false, 0);
+  if (has_several_tasks_) by_task_.add(problems_[id / samples_].id(), /*correct=*/false, /*reward=*/0);
   ++refused_[refused_.size() < kReasonsMax ? printable(why, kReasonBytesMax) : "others"];
   open_answers_.erase(id);
 }
@@ -116,6 +116,7 @@ json HeldOut::result() const {
   }
   const Interval interval = wilson_interval(accuracy, trials);
   json passes = json::array();
+  // For k = 1, 2, 4, ... and samples_.
   for (std::uint64_t k = 1; samples_ > 1; k = std::min<std::uint64_t>(2 * k, samples_)) {
     double pass_sum = 0;
     for (const std::uint64_t correct_of_problem : correct_by_problem_)
@@ -227,6 +228,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
                     "the task '{}' goes on after the first answer: ask the server for chats (--api chat)",
                     config.task.adapter);
       chat->second.push_back({"assistant", std::string(text)});
+      // kPromptPlace: further texts of the task stand alone. Only the first has the run's text around it.
       for (ChatMessage& message : model::conversation(*next_input, model::kPromptPlace, {}))
         chat->second.push_back(std::move(message));
       ECHO_TRY(ask(outcome.id, {}));

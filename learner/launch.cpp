@@ -35,6 +35,10 @@ std::vector<std::string> local_worker_arguments(const provisioner::Offer& offer,
           fmt::format("{}", offer.rollouts_per_s)};
 }
 
+// A service that maps its containers' ports limits the length of a command (4,096 characters), and not that of the
+// environment. So a user's own text goes there.
+bool takes_short_commands(const provisioner::ProviderKind* kind) { return kind != nullptr && kind->mapped_port; }
+
 }  // namespace
 
 Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& offer, const RunConfig& config,
@@ -42,12 +46,13 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
   provisioner::LaunchSpec spec;
   spec.image = config.fleet.image;
   spec.disk = config.fleet.disk;
-  std::vector<std::string> engine_arguments = config.worker.arguments();
-  // The number for which the plan pays.
+  const provisioner::ProviderKind* kind = provisioner::provider_kind(offer.provider);
+  std::vector<std::string> engine_arguments = config.worker.arguments(!takes_short_commands(kind));
+  // The plan predicted the machine's speed with this number of engines, so the worker must start as many.
   if (config.worker.engine != "builtin")
     engine_arguments.insert(
         engine_arguments.end(),
-        {"--engines", fmt::format("{}", std::max(1, config.worker.on_machine().count_on(offer.gpu_count)))});
+        {"--engines", fmt::format("{}", std::max(1, config.worker.worker_engines().count_on(offer.gpu_count)))});
   // A local worker is a process of this machine; any other provider rents a host that must reach this learner.
   if (provisioner::is_local_provider(offer.provider)) {
     spec.argv = local_worker_arguments(offer, config, node, local);
@@ -66,6 +71,7 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
         "worker", "--join", learner_endpoint, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
         "--bind", "::"};
     arguments.insert(arguments.end(), engine_arguments.begin(), engine_arguments.end());
+    // kSilenceMax is what a worker assumes without the argument.
     if (const Duration silence = config.fleet.silence_limit(); silence != provisioner::kSilenceMax)
       arguments.insert(arguments.end(), {"--silence-max", fmt::format("{:.0f} s", seconds(silence))});
     std::optional<provisioner::HostScript> script;
@@ -77,12 +83,13 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
     provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
   // The token is valid for as long as the run waits for the machine, because loading images and bundles takes time.
-  const provisioner::ProviderKind* kind = provisioner::provider_kind(offer.provider);
   const Duration start_limit =
       config.fleet.queue_timeout + config.fleet.start_limit(kind != nullptr && kind->reports_phases);
   ECHO_ASSIGN(const auto token, node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, start_limit)));
   spec.env = {{kTokenVariable, std::string(token.reveal())}};
-  // A rented container has no other GPUs than its offer's. A host has them all.
+  if (takes_short_commands(kind) && !config.worker.engine_command.empty())
+    spec.env.emplace_back(kEngineCommandVariable, config.worker.engine_command);
+  // A rented container sees only the GPUs of its offer. A process on a host would see all of the host's.
   const bool is_host = provisioner::is_local_provider(offer.provider) || (kind != nullptr && kind->is_bare_host);
   const bool uses_offered_gpus = config.worker.engine != "builtin" || config.worker.device == "cuda";
   if (is_host && uses_offered_gpus && !offer.gpu_ids.empty())

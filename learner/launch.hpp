@@ -11,6 +11,8 @@ namespace echoline::learner {
 
 // The environment variable with a worker's join token, if its command line names none.
 inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
+// The environment variable that stands for `--engine-command`.
+inline constexpr const char* kEngineCommandVariable = "ECHOLINE_ENGINE_COMMAND";
 
 struct LocalWorkers {
   std::filesystem::path program;  // the echoline program, started as `<program> worker ...`

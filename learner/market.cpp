@@ -72,7 +72,8 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
     market = {.offers = std::move(list->offers),
               .market = {.source = config.fleet.offers.string(),
                          .format = list->format,
-                         .recorded_unix_s = modified_unix_s(config.fleet.offers)}};
+                         .recorded_unix_s = modified_unix_s(config.fleet.offers)},
+              .notes = std::move(list->notes)};
   }
 
   std::optional<provisioner::ThroughputProfile> profile;
@@ -85,7 +86,8 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
       .parameters = static_cast<double>(model.parameters()),
       .tokens_per_rollout =
           static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max)),
-      .engines = config.worker.on_machine()};
+      .engines = config.worker.worker_engines(),
+      .kv_bytes_per_token = static_cast<double>(model::memory_estimate(model).kv_cache_per_token.count)};
   provisioner::fill_links(market.offers, links);
   provisioner::predict_throughput(market.offers, workload, profile ? &*profile : nullptr, measured);
   return market;
@@ -93,11 +95,11 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
 
 }  // namespace
 
-Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
-                             const provisioner::PlanRequest& request) {
+Result<RunMarket> read_run_market(const RunConfig& config, const model::ModelConfig& model,
+                                  const provisioner::PlanRequest& request) {
   const auto hosts = provisioner::known_hosts(config.run.folder);
   ECHO_ASSIGN(RunMarket market,
-              read_market(config, model, request, measured_rates(hosts), known_links(hosts), nullptr));
+              read_market(config, model, request, measured_rates(hosts), known_links(hosts), /*stop=*/nullptr));
   std::vector<provisioner::PastRental> rentals;
   for (const provisioner::LedgerHost& host : hosts)
     rentals.push_back({.provider = host.provider, .host = host.host, .hours = host.hours, .lost = host.lost});

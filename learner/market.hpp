@@ -16,15 +16,16 @@
 namespace echoline::learner {
 
 struct RunMarket {
-  std::vector<provisioner::Offer> offers;
-  provisioner::Market market;  // where and when the offers were found
+  std::vector<provisioner::Offer> offers;  // with the predicted speed of each
+  provisioner::Market market;              // where and when the offers were found
+  std::vector<std::string> notes = {};     // OfferList::notes
 };
 
 // Reads the offers file, or searches the market for offers that `request` could use. Predicts each offer's speed for a
 // model of this shape, from the profile and from measurements of earlier runs below run.folder. kInvalid for a bad or
 // missing file; kUnavailable if the market does not answer.
-Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
-                             const provisioner::PlanRequest& request);
+Result<RunMarket> read_run_market(const RunConfig& config, const model::ModelConfig& model,
+                                  const provisioner::PlanRequest& request);
 
 // The offers of a run in progress: reads a changed file again, or repeats the search every fleet.search_every.
 class MarketSource {

@@ -10,7 +10,7 @@ namespace echoline::learner {
 void OfferedPolicies::begin_publishing(Version version) { newest_ = std::max(newest_.value_or(version), version); }
 
 void OfferedPolicies::finish_publishing(Version version, std::string digest) {
-  begin_publishing(version);
+  begin_publishing(version);  // newest_ is never older than a published version
   digests_[version] = std::move(digest);
   while (digests_.begin()->first.value + staleness_budget_ + 1 < version.value) digests_.erase(digests_.begin());
   unusable_reports_.erase(unusable_reports_.begin(), unusable_reports_.lower_bound(digests_.begin()->first));
@@ -32,24 +32,25 @@ std::optional<OfferedPolicies::UnusableReport> OfferedPolicies::report_unusable(
   if (request == requested_versions_.end()) return std::nullopt;
   Reports& reports = unusable_reports_[request->second];
   reports.detail = detail;
-  return UnusableReport{.version = request->second, .is_first = reports.workers.insert(worker).second};
+  return UnusableReport{.version = request->second, .is_workers_first = reports.workers.insert(worker).second};
 }
 
-bool OfferedPolicies::is_unusable(Version version) {
+bool OfferedPolicies::check_unusable(Version version) {
   const auto it = unusable_reports_.find(version);
   if (it == unusable_reports_.end()) return false;
   Reports& reports = it->second;
   if (reports.is_notified) return true;
+  // If fewer than kReportsNeeded workers ask for work, all of them must report it.
   if (reports.workers.size() < std::min(kReportsNeeded, requested_versions_.size())) return false;
   reports.is_notified = true;
-  if (unusable_)
-    unusable_(
+  if (on_unusable_)
+    on_unusable_(
         {.version = version, .workers = {reports.workers.begin(), reports.workers.end()}, .detail = reports.detail});
   return true;
 }
 
-bool OfferedPolicies::is_unusable_for(WorkerId worker, Version version) {
-  if (is_unusable(version)) return true;
+bool OfferedPolicies::check_unusable_for(WorkerId worker, Version version) {
+  if (check_unusable(version)) return true;
   const auto reports = unusable_reports_.find(version);
   return reports != unusable_reports_.end() && reports->second.workers.contains(worker);
 }

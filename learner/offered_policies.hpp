@@ -25,9 +25,9 @@ class OfferedPolicies {
   // Number of workers that must report a version as unusable, if at least as many ask for work.
   static constexpr std::size_t kReportsNeeded = 2;
 
-  // `unusable` is called once per version.
-  OfferedPolicies(std::uint32_t staleness_budget, std::function<void(const PolicyUnusable&)> unusable)
-      : staleness_budget_(staleness_budget), unusable_(std::move(unusable)) {}
+  // `on_unusable` is called once per version.
+  OfferedPolicies(std::uint32_t staleness_budget, std::function<void(const PolicyUnusable&)> on_unusable)
+      : staleness_budget_(staleness_budget), on_unusable_(std::move(on_unusable)) {}
 
   // Workers may have the version from now on.
   void begin_publishing(Version version);
@@ -46,14 +46,15 @@ class OfferedPolicies {
 
   struct UnusableReport {
     Version version;
-    bool is_first = false;  // the worker's first report on this version
+    bool is_workers_first = false;  // the worker's first report on this version
   };
   // Records that the worker cannot generate with the version of its latest request. Absent without a request.
   std::optional<UnusableReport> report_unusable(WorkerId worker, const std::string& detail);
-  // Whether kReportsNeeded workers have reported the version. The first time that they have, calls `unusable`.
-  bool is_unusable(Version version);
-  bool is_unusable_for(WorkerId worker, Version version);  // unusable, or reported so by this worker
-  std::string latest_report_on(Version version) const;     // the detail of the latest report
+  // Returns whether kReportsNeeded workers have reported the version. The first time that they have, calls
+  // `on_unusable`.
+  bool check_unusable(Version version);
+  bool check_unusable_for(WorkerId worker, Version version);  // unusable, or reported so by this worker
+  std::string latest_report_on(Version version) const;        // the detail of the latest report
 
   void check() const;  // aborts if its parts disagree
 
@@ -61,10 +62,10 @@ class OfferedPolicies {
   struct Reports {
     std::set<WorkerId> workers;
     std::string detail;        // of the latest report
-    bool is_notified = false;  // whether `unusable` was called
+    bool is_notified = false;  // whether `on_unusable` was called
   };
   const std::uint32_t staleness_budget_;
-  const std::function<void(const PolicyUnusable&)> unusable_;
+  const std::function<void(const PolicyUnusable&)> on_unusable_;
   std::optional<Version> newest_;
   std::map<Version, std::string> digests_;  // of published versions
   std::map<WorkerId, Version> requested_versions_;

@@ -2,6 +2,7 @@
 #include "learner/planning.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/log.hpp"
 #include "delta/checkpoint.hpp"
@@ -34,12 +35,13 @@ double predicted_idle(const provisioner::PlanRequest& request, const provisioner
   question.step_s = seconds(request.pace.step_time);
   question.install_s = seconds(request.fleet.install_time_expected);
   question.link_s = seconds(fleet.links_busy);
+  // ECHO-2's rule assumes that workers do not generate during a broadcast.
   question.stops_during_broadcast = request.fleet.capacity_rule == provisioner::CapacityRule::kEcho2;
   question.groups_in_progress = on_new_policy == schema::ON_NEW_POLICY_ABORT    ? kAbort
                                 : on_new_policy == schema::ON_NEW_POLICY_FINISH ? kFinish
                                                                                 : kContinue;
   for (const provisioner::FleetPace::Worker& worker : fleet.workers) {
-    constexpr double kGroupsMax = 1024;  // keeps the number in range
+    constexpr double kGroupsMax = 1024;  // so that the conversion to an integer cannot overflow
     const double groups_ahead = worker.rollouts_per_s * seconds(fleet.work_ahead) / request.group_size;
     question.workers.push_back(
         {.group_s = request.group_size / worker.rollouts_per_s,
@@ -61,30 +63,33 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
 }
 
 Status set_adapter(const RunConfig& config, model::ModelConfig& model) {
-  const model::AdapterConfig& wanted = config.learner.adapter;
-  if (wanted.rank == 0) {
+  const model::AdapterConfig& requested = config.learner.adapter;
+  if (requested.rank == 0) {
     if (!model.adapter) return ok();
     return fail(Code::kInvalid, "model.path",
                 "the model has an adapter of rank {}, and the run has no learner.adapter: give it the same adapter to "
                 "go on training that, or merge it into the model first (echoline model export --merged)",
                 model.adapter->rank);
   }
-  if (model.adapter && !model.adapter->computes_as(wanted))
+  if (model.adapter && !model.adapter->computes_as(requested))
     return fail(Code::kInvalid, "model.path",
                 "the model has an adapter of rank {}, alpha {} on {}, and learner.adapter has rank {}, alpha {} on {}: "
                 "the two must be equal",
-                model.adapter->rank, model.adapter->alpha, fmt::join(model.adapter->targets, ", "), wanted.rank,
-                wanted.alpha, fmt::join(wanted.targets, ", "));
-  const bool is_new = !model.adapter;
-  model.adapter = wanted;
+                model.adapter->rank, model.adapter->alpha, fmt::join(model.adapter->targets, ", "), requested.rank,
+                requested.alpha, fmt::join(requested.targets, ", "));
+  const bool is_added_now = !model.adapter;
+  model.adapter = requested;
   if (model.family == model::Family::kCarried) {
-    if (is_new && config.model.path) {
+    // A carried model's sizes come from its files, which do not have the added adapter yet.
+    if (is_added_now && config.model.path) {
       ECHO_ASSIGN(const delta::Checkpoint weights, delta::Checkpoint::open(*config.model.path));
-      ECHO_ASSIGN(const delta::StateView layout, model::adapter_layout(weights.view(), wanted));
+      ECHO_ASSIGN(const delta::StateView layout, model::adapter_layout(weights.view(), requested));
       for (const delta::TensorView& tensor : layout) {
         ECHO_ASSIGN(const std::int64_t elements, delta::element_count(tensor.shape));
         model.carried_elements += static_cast<std::uint64_t>(elements);
-        model.carried_bytes += Bytes{4 * static_cast<std::uint64_t>(elements)};  // a trainer may send them in fp32
+        const Bytes bytes_fp32{4 * static_cast<std::uint64_t>(elements)};  // a trainer may send them in fp32
+        model.carried_bytes += bytes_fp32;
+        model.carried_adapter_bytes += bytes_fp32;
       }
     }
   } else {
@@ -98,13 +103,13 @@ BitRate learner_upload_rate(const RunConfig& config) { return config.network.upl
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
   constexpr std::uint64_t kGpuProgramBytes = 1'000'000'000;  // context, libraries, workspace
-  const model::MemoryEstimate needs = model::memory_estimate(model);
+  const model::MemoryEstimate estimate = model::memory_estimate(model);
   const std::uint64_t tokens = std::min<std::uint64_t>(prompt_tokens + config.rollout.response_tokens_max,
                                                        static_cast<std::uint64_t>(model.positions_max));
   // Logits of the longest prompt, or of one token of every response, whichever are more.
   const std::uint64_t logits_bytes = std::max<std::uint64_t>(prompt_tokens, config.rollout.group_size) *
                                      static_cast<std::uint64_t>(model.vocab_size) * sizeof(float);
-  return Bytes{needs.policy_bf16.count + config.rollout.group_size * tokens * needs.kv_cache_per_token.count +
+  return Bytes{estimate.policy_bf16.count + config.rollout.group_size * tokens * estimate.kv_cache_per_token.count +
                logits_bytes + kGpuProgramBytes};
 }
 
@@ -116,14 +121,23 @@ provisioner::ProviderOptions provider_options(const RunConfig& config) {
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens) {
-  provisioner::PlanRequest request = plan_request(config, model::memory_estimate(model).policy_bf16);
+  const model::MemoryEstimate needs = model::memory_estimate(model);
+  provisioner::PlanRequest request = plan_request(config, needs.policy_bf16, needs.trained_bf16);
+  if (config.worker.engine != "builtin") {
+    // The worker writes the policy to files in memory, from which each server reads it. A server has the model in its
+    // own memory until it lies on the GPU.
+    constexpr std::uint64_t kPolicyCopies = 2;
+    request.host_memory_min = Bytes{kPolicyCopies * needs.policy_bf16.count};
+  }
+  const provisioner::WorkerEngines engines = config.worker.worker_engines();
+  if (!engines.on_cpu || config.fleet.where.cuda_min) request.cuda_min = config.fleet.cuda_needed();
   // Tensor parallelism divides weights, keys and values.
   request.gpu_memory_min = Bytes{gpu_memory_needed(config, model, prompt_tokens).count /
                                  static_cast<std::uint64_t>(config.worker.gpus_per_engine)};
   return request;
 }
 
-provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
+provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy, Bytes trained) {
   const auto full_bytes = static_cast<double>(policy.count);
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
@@ -131,9 +145,9 @@ provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
   request.pace.step_time = config.fleet.step_time_expected;
   request.staleness_budget = static_cast<int>(config.staleness.budget);
   request.lookahead = static_cast<int>(config.staleness.lookahead_steps());
-  request.staleness_worst = [s = config.staleness](int lag) {
-    return static_cast<int>(replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead_steps(),
-                                                           static_cast<std::uint32_t>(lag)));
+  request.staleness_worst = [settings = config.staleness](int lag) {
+    return static_cast<int>(replay_buffer::staleness_worst(
+        settings.budget, settings.publish_every, settings.lookahead_steps(), static_cast<std::uint32_t>(lag)));
   };
   request.predict_idle = [lease = config.lease_length(), on_new_policy = config.rollout.on_new_policy](
                              const provisioner::PlanRequest& asked, const provisioner::FleetPace& fleet) {
@@ -143,7 +157,8 @@ provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
   request.fleet = config.fleet;
   request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(config.fleet.step_time_expected));
   request.learner_usd_per_hour = config.learner.usd_per_hour;
-  request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
+  request.delta_bytes =
+      Bytes{static_cast<std::uint64_t>(static_cast<double>(trained.count) / config.fleet.delta_ratio_expected) + 1};
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
   request.learner_up = learner_upload_rate(config);
   request.paths = config.paths;
@@ -155,10 +170,11 @@ provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
 
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
   const provisioner::PlanRequest request = plan_request(config, model, prompt_tokens);
-  ECHO_ASSIGN(RunMarket market, run_market(config, model, request));
+  ECHO_ASSIGN(RunMarket market, read_run_market(config, model, request));
   RunPlan result;
   ECHO_ASSIGN(result.plan, provisioner::make_plan(request, market.offers));
   result.plan.market = std::move(market.market);
+  std::move(market.notes.begin(), market.notes.end(), std::back_inserter(result.plan.notes));
   result.offers = std::move(market.offers);
   return result;
 }
@@ -169,28 +185,28 @@ Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path
   result.plan.request.fleet = config.fleet;  // the current run file sets the limits on money and machines
   for (const provisioner::PlanRow& row : result.plan.rows) {
     result.offers.push_back(row.offer);
-    result.offers.back().engine = config.worker.on_machine().text();
+    result.offers.back().engine = config.worker.worker_engines().text();  // a plan's file does not contain it
   }
   return result;
 }
 
-Status release_earlier(const RunConfig& config, const std::filesystem::path& moved_to) {
-  const auto file = moved_to / "ledger.sqlite";
+Status release_earlier(const RunConfig& config, const std::filesystem::path& folder) {
+  const auto file = folder / "ledger.sqlite";
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored)) return ok();
   ECHO_ASSIGN(auto ledger, provisioner::Ledger::open(file, config.run.name));
   if (ledger.orphans().empty()) return ok();
   provisioner::DownOptions options;
-  options.provider = [provider = provider_options(config)](const std::string& name) {
-    return provisioner::make_provider(name, provider);
-  };
+  const provisioner::ProviderOptions providers = provider_options(config);
+  options.provider = [&](const std::string& name) { return provisioner::make_provider(name, providers); };
+  options.bill = provisioner::bill_reader(providers);
   ECHO_ASSIGN(const auto report, provisioner::bring_down(ledger, SystemClock(), options));
   for (const auto& line : report.released)
-    log::warn("the earlier run in {} still had {}: {}", moved_to.string(), line.instance, line.what);
+    log::warn("the earlier run in {} still had {}: {}", folder.string(), line.instance, line.what);
   if (report.problems.empty()) return ok();
   return fail(Code::kUnavailable, "release the earlier run",
-              "{} may still have something rented: {}. `echoline down {}` releases it", moved_to.string(),
-              report.problems.front(), moved_to.string());
+              "{} may still have something rented: {}. `echoline down {}` releases it", folder.string(),
+              report.problems.front(), folder.string());
 }
 
 }  // namespace echoline::learner

@@ -17,7 +17,7 @@ struct RunPlan {
   provisioner::Plan plan;
 };
 
-// With an external trainer, a run may have a model that this program only carries.
+// With an external trainer, a run may have a model that this program cannot compute, but only stores and sends.
 inline model::ModelUse model_use(const RunConfig& config) {
   return config.learner.trainer == TrainerKind::kExternal ? model::ModelUse::kCarry : model::ModelUse::kCompute;
 }
@@ -31,8 +31,9 @@ Status set_adapter(const RunConfig& config, model::ModelConfig& model);
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
-// The same if only the size of a policy is known. Any GPU memory then counts as sufficient.
-provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy);
+// The run's request if only the size of a policy is known, and that of the part which training changes. Any GPU memory
+// then counts as sufficient.
+provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy, Bytes trained);
 
 // Plans for a model of this shape and prompts of at most `prompt_tokens`. kInvalid for a bad offers file. kInfeasible
 // with remedies if no fleet meets the target.
@@ -56,7 +57,7 @@ BitRate learner_upload_rate(const RunConfig& config);
 // The options of the run's provider.
 provisioner::ProviderOptions provider_options(const RunConfig& config);
 
-// Releases machines still rented by an earlier run of this name; its folder, with its ledger, was moved to `moved_to`.
-Status release_earlier(const RunConfig& config, const std::filesystem::path& moved_to);
+// Releases machines that the run in `folder`, an earlier one of this name, still has by its ledger.
+Status release_earlier(const RunConfig& config, const std::filesystem::path& folder);
 
 }  // namespace echoline::learner

@@ -53,12 +53,14 @@ class PolicySource {
 
   // Learner steps done; after a resume those of the checkpoint.
   virtual std::uint64_t steps() const = 0;
-  // For a run that is not resumed: all work before policy 0. Returns early when asked to stop.
+  // For a run that is not resumed: does all work before the first learner step, such as a warm start. Returns early
+  // when asked to stop.
   virtual Status begin() = 0;
   // Performs learner step steps() + 1 on whole groups. Absent if the run was stopped first: then the groups were not
   // used.
   virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
-  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names. Null if the run was stopped first.
+  // The policy of `version`, in bf16 with Hugging Face's names. Only the newest one exists, so `version` is steps().
+  // Null if the run was stopped first.
   virtual Result<delta::SharedState> policy(Version version) = 0;
   // Called after each learner step, when its policy is handed over for publication. Evaluates at the run's interval.
   virtual Status on_step_end() = 0;

@@ -33,6 +33,12 @@ constexpr std::uint64_t kProblemsChecked = 512;  // checked training problems; h
 constexpr std::size_t kTextBytesPerToken = 8;    // estimate, on the safe side: common text has four
 constexpr std::size_t kTrajectoryBytes = 1024;   // estimate for a trajectory without its tokens and text
 
+// Whether the check is about this machine: its devices, memory, ports, files and keys.
+bool is_about_machine(const Check& check) {
+  static const std::set<std::string_view> kNames{"trainer", "port", "bundle", "providers", "memory", "GPU memory"};
+  return kNames.contains(check.name);
+}
+
 // Runs the checks in order. A check is skipped if one that it depends on has failed.
 class PreflightRun {
  public:
@@ -68,6 +74,9 @@ class PreflightRun {
         result_.checks.push_back(gpu_memory_check(
             load, options_.built_in.device_memory ? options_.built_in.device_memory(load.device) : std::nullopt));
     }
+    if (options_.elsewhere)
+      for (Check& check : result_.checks)
+        if (is_about_machine(check) && check.verdict == Verdict::kFailed) check.verdict = Verdict::kWarning;
     result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
   }
@@ -89,16 +98,15 @@ class PreflightRun {
     shape.optimizer_on_host = learner.optimizer.on_host;
     return shape;
   }
-  void add(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
+  void add_check(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
     result_.checks.push_back({.name = std::move(name), .verdict = verdict, .detail = std::move(detail), .code = code});
   }
-  // Returns whether the status is ok.
-  bool add_result(const std::string& name, const Status& status, std::string detail) {
+  // A check that succeeded with `detail`, or failed with the error of `status`.
+  void add_result(const std::string& name, const Status& status, std::string detail) {
     if (status)
-      add(name, Verdict::kOk, std::move(detail));
+      add_check(name, Verdict::kOk, std::move(detail));
     else
-      add(name, Verdict::kFailed, status.error().message(), status.error().code);
-    return status.has_value();
+      add_check(name, Verdict::kFailed, status.error().message(), status.error().code);
   }
 
   Status read_model() {
@@ -147,11 +155,11 @@ class PreflightRun {
 
   // Checks the devices of the learner and of workers on this machine, and what this program can do on rented hosts.
   void check_devices() {
-    std::vector<std::string> devices;
-    const auto check = [&]() -> Status {
+    std::string trainer_device;  // empty: an external trainer
+    const auto check_all = [&]() -> Status {
       if (config_.learner.trainer == TrainerKind::kBuiltIn) {
-        ECHO_TRY(source_maker(config_, options_.built_in));
-        devices.push_back(config_.learner.device);
+        ECHO_TRY(source_maker(config_, options_.built_in));  // fails if this program has no built-in trainer
+        trainer_device = config_.learner.device;
         if (const Status usable = can_compute_on(config_.learner.device); !usable)
           return fail(Code::kInvalid, "learner.device", "{}", usable.error().message());
       }
@@ -168,9 +176,9 @@ class PreflightRun {
                     worker, config_.fleet.provider);
       return ok();
     };
-    const Status usable = check();  // fills `devices`
+    const Status usable = check_all();  // sets trainer_device
     add_result("trainer", usable,
-               devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
+               trainer_device.empty() ? "an external one" : "the built-in one computes on " + trainer_device);
   }
   Status can_compute_on(const std::string& device) const {
     return options_.built_in.can_compute_on ? options_.built_in.can_compute_on(device) : ok();
@@ -185,14 +193,14 @@ class PreflightRun {
     for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
       if (!providers.insert(row->offer.provider).second) continue;
       if (const auto provider = provisioner::make_provider(row->offer.provider, provider_options(config_)); !provider)
-        return add("providers", Verdict::kFailed,
-                   fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
-                               as_user_error(provider.error()).message()));
+        return add_check("providers", Verdict::kFailed,
+                         fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
+                                     as_user_error(provider.error()).message()));
       const provisioner::ProviderKind* kind = provisioner::provider_kind(row->offer.provider);
       if (kind == nullptr || !kind->account) continue;
       const auto account = kind->account(provider_options(config_));
       if (!account && account.error().code == Code::kInvalid)
-        return add("providers", Verdict::kFailed, as_user_error(account.error()).message());
+        return add_check("providers", Verdict::kFailed, as_user_error(account.error()).message());
       if (!account) {
         verdict = Verdict::kWarning;
         accounts += fmt::format("; the key of {} could not be checked: {}", kind->name, account.error().message());
@@ -206,7 +214,7 @@ class PreflightRun {
             usd_per_hour > 0 ? fmt::format(", {:.1f} h of the plan", *account->credit_usd / usd_per_hour) : "");
       }
     }
-    add("providers", verdict, fmt::format("{}{}", fmt::join(providers, ", "), accounts));
+    add_check("providers", verdict, fmt::format("{}{}", fmt::join(providers, ", "), accounts));
   }
 
   // Prompts must be encodable in the model's tokens and leave room for a response.
@@ -229,9 +237,9 @@ class PreflightRun {
     }
     const std::size_t bad_prompts = unwritable + too_long;
     if (bad_prompts == 0) {
-      add("lengths", Verdict::kOk,
-          fmt::format("prompts of up to {} tokens and responses of {} fit into {} positions", prompt_tokens_,
-                      config_.rollout.response_tokens_max, positions));
+      add_check("lengths", Verdict::kOk,
+                fmt::format("prompts of up to {} tokens and responses of {} fit into {} positions", prompt_tokens_,
+                            config_.rollout.response_tokens_max, positions));
       return;
     }
     std::string text;
@@ -243,13 +251,13 @@ class PreflightRun {
       text += fmt::format("{}{} of {} prompts cannot be put in the model's tokens ({})", text.empty() ? "" : "; ",
                           unwritable, problems.size(), first_unwritable);
     // A few such problems are set aside when their turn comes. With many of them, the run could hardly learn.
-    add("lengths", 2 * bad_prompts > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
-    prompt_tokens_ = std::min(prompt_tokens_, positions);
+    add_check("lengths", 2 * bad_prompts > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
+    prompt_tokens_ = std::min(prompt_tokens_, positions);  // longer ones are never generated
   }
 
   void check_messages() {
     const data_plane::TrajectoryLimits limits;
-    const auto failed = [&](std::string text) { add("messages", Verdict::kFailed, std::move(text)); };
+    const auto failed = [&](std::string text) { add_check("messages", Verdict::kFailed, std::move(text)); };
     if (config_.rollout.response_tokens_max > limits.response_tokens_max)
       return failed(fmt::format("rollout.response_tokens_max = {}, and a trajectory holds at most {}",
                                 config_.rollout.response_tokens_max, limits.response_tokens_max));
@@ -260,7 +268,8 @@ class PreflightRun {
           "a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
           "most {}: lower one of them",
           config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group), to_text(Bytes{limit})));
-    add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
+    add_check("messages", Verdict::kOk,
+              fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
   }
 
   // A full snapshot must fit into chunks, and into the store for late workers.
@@ -268,22 +277,23 @@ class PreflightRun {
     const Bytes policy = model::memory_estimate(*model_).policy_bf16;
     const Bytes snapshot = overlay::publication_bytes_max(policy), chunk = overlay::chunk_bytes_min(policy);
     if (config_.network.chunk && *config_.network.chunk < chunk)
-      return add("publications", Verdict::kFailed,
-                 fmt::format("a policy of {} needs network.chunk of at least {}, found {}", to_text(policy),
-                             to_text(chunk), to_text(*config_.network.chunk)));
+      return add_check("publications", Verdict::kFailed,
+                       fmt::format("a policy of {} needs network.chunk of at least {}, found {}", to_text(policy),
+                                   to_text(chunk), to_text(*config_.network.chunk)));
     if (config_.network.store && *config_.network.store < snapshot)
-      return add(
+      return add_check(
           "publications", Verdict::kFailed,
           fmt::format("a policy of {} needs network.store of at least {}, found {}; leave it out, and it follows "
                       "the policy's size",
                       to_text(policy), to_text(snapshot), to_text(*config_.network.store)));
-    add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
+    add_check("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
   }
 
   // The plan depends on the learner's uplink, which carries every policy. Workers on this machine do not use it.
   void check_uplink() {
     if (config_.network.uplink || config_.fleet.is_local()) return;
-    add("uplink", Verdict::kWarning,
+    add_check(
+        "uplink", Verdict::kWarning,
         fmt::format("network.uplink is not given: the plan assumes {}, and the learner sends without a limit. If its "
                     "link is slower, it feeds too many workers, and T_b is longer",
                     to_text(learner_upload_rate(config_))));
@@ -291,18 +301,21 @@ class PreflightRun {
 
   // The replay buffer keeps trajectories until checkpoints have passed them.
   void check_store() {
+    // The steps that are kept, those up to the next checkpoint, those generated ahead, and the step in training.
     const std::uint64_t steps_stored =
         std::min<std::uint64_t>(config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every +
                                                        config_.staleness.lookahead_steps() + 1);
-    const std::uint64_t rows = steps_stored * config_.rollout.trajectories_per_step();
-    const std::uint64_t rows_max = replay_buffer::BufferOptions{}.rows_max;
-    if (rows > rows_max)
-      add("store", Verdict::kFailed,
+    const std::uint64_t trajectories = steps_stored * config_.rollout.trajectories_per_step();
+    const std::uint64_t trajectories_max = replay_buffer::BufferOptions{}.rows_max;
+    if (trajectories > trajectories_max)
+      add_check(
+          "store", Verdict::kFailed,
           fmt::format("{} trajectories would wait in the replay buffer for checkpoints to pass them, and it holds {}: "
                       "lower learner.checkpoint_every or learner.checkpoints_kept",
-                      rows, rows_max));
+                      trajectories, trajectories_max));
     else
-      add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, rows_max));
+      add_check("store", Verdict::kOk,
+                fmt::format("at most {} trajectories of {} in the replay buffer", trajectories, trajectories_max));
   }
 
   // Warns of unusual settings of the built-in trainer.
@@ -311,13 +324,14 @@ class PreflightRun {
     const double rate = config_.learner.optimizer.learning_rate, default_rate = default_learning_rate(config_.model);
     const double factor = rate > default_rate ? rate / default_rate : default_rate / rate;
     if (factor >= kLearningRateFactorUsual)
-      add("learning rate", Verdict::kWarning,
-          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, factor,
-                      rate > default_rate ? "above" : "below", default_rate,
-                      config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
-                      rate > default_rate ? "it may destroy the model" : "the model may learn nothing"));
+      add_check("learning rate", Verdict::kWarning,
+                fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, factor,
+                            rate > default_rate ? "above" : "below", default_rate,
+                            config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
+                            rate > default_rate ? "it may destroy the model" : "the model may learn nothing"));
     if (config_.rollout.truncates())
-      add("sampling", Verdict::kWarning,
+      add_check(
+          "sampling", Verdict::kWarning,
           fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole "
                       "distribution: its gradient is biased (docs/losses.md). 1, 0 and 0 leave none out",
                       config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
@@ -330,17 +344,18 @@ class PreflightRun {
     const std::string name = file.filename().string();
     const bool needs_decompressor = name.ends_with(".tar.zst") || name.ends_with(".tar.xz");
     if (!needs_decompressor && !name.ends_with(".tar.gz") && !name.ends_with(".tgz") && !name.ends_with(".tar"))
-      return add(
+      return add_check(
           "bundle", Verdict::kFailed,
           fmt::format("fleet.bundle: expected an archive (.tar.gz, .tar.zst, .tar.xz, .tar) that `echoline bundle` has "
                       "made, found '{}'",
                       file.string()));
     std::error_code error;
     if (!std::filesystem::is_regular_file(file, error) || ::access(file.c_str(), R_OK) != 0)
-      return add("bundle", Verdict::kFailed,
-                 fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(),
-                             file.string()));
-    add("bundle", needs_decompressor ? Verdict::kWarning : Verdict::kOk,
+      return add_check("bundle", Verdict::kFailed,
+                       fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(),
+                                   file.string()));
+    add_check(
+        "bundle", needs_decompressor ? Verdict::kWarning : Verdict::kOk,
         fmt::format("rented hosts fetch {}{}", to_text(Bytes{std::filesystem::file_size(file, error)}),
                     needs_decompressor ? "; one without zstd or xz cannot unpack it, and .tar.gz every one can" : ""));
   }
@@ -360,10 +375,10 @@ class PreflightRun {
       return;
     }
     const provisioner::Plan& rental = plan->plan;
-    add("plan", rental.converged ? Verdict::kOk : Verdict::kWarning,
-        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", rental.chosen().size(),
-                    rental.rows.size(), rental.rollouts_per_s, rental.target.required_rollouts_per_s,
-                    rental.usd_per_hour.expected));
+    add_check("plan", rental.converged ? Verdict::kOk : Verdict::kWarning,
+              fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", rental.chosen().size(),
+                          rental.rows.size(), rental.rollouts_per_s, rental.target.required_rollouts_per_s,
+                          rental.usd_per_hour.expected));
     result_.plan = std::move(*plan);
   }
 
@@ -381,31 +396,31 @@ class PreflightRun {
 
 Status Preflight::status() const {
   std::string text;
-  bool infeasible = true;
+  bool all_infeasible = true;
   for (const Check& check : checks) {
     if (check.verdict != Verdict::kFailed) continue;
     text += (text.empty() ? "" : "\n") + check.detail;
-    infeasible = infeasible && check.code == Code::kInfeasible;
+    all_infeasible = all_infeasible && check.code == Code::kInfeasible;
   }
   if (text.empty()) return ok();
-  return Error{infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
+  return Error{all_infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
 }
 
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
-  const model::MemoryEstimate needs = model::memory_estimate(model);
+  const model::MemoryEstimate estimate = model::memory_estimate(model);
   // `stored`: the deltas and snapshots in the store; a small policy leaves most of the store empty. `published`: the
   // newest published policy, the next, which is compared with it, and deltas that are folded for a late worker.
-  const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
-                                Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
+  const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(estimate.policy_bf16)),
+                                Bytes{2 * overlay::publication_bytes_max(estimate.policy_bf16).count});
   // All policies of the built-in trainer share the memory of an adapter's base, in bf16.
   const std::uint64_t shared_bytes = training && model.adapter ? 2 * model.parameters() : 0;
   const Bytes published{shared_bytes +
                         static_cast<std::uint64_t>(Publisher::kPoliciesHeld *
-                                                   static_cast<double>(needs.policy_bf16.count - shared_bytes))};
+                                                   static_cast<double>(estimate.policy_bf16.count - shared_bytes))};
   Bytes training_bytes;  // in this machine's memory, not a device's
   if (!training) {
-    training_bytes = needs.policy_bf16;  // the next policy as it is sent, in bf16
+    training_bytes = estimate.policy_bf16;  // the next policy as it is sent, in bf16
   } else {
     const model::TrainingMemory memory = model::training_memory(model, *training);
     training_bytes = memory.total();
@@ -427,7 +442,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
                      : "a smaller model, or a machine with more memory, is needed")};
   // A worker holds the received bf16 policy and the weights it computes with, unless those are on a GPU: fp32, twice as
   // large.
-  const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
+  const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * estimate.policy_bf16.count};
   return {"memory", learner + workers > available ? Verdict::kWarning : Verdict::kOk,
           fmt::format("{} takes {} ({}){}, this machine has {}", activity, to_text(learner), parts,
                       local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
@@ -436,8 +451,9 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
 
 std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
                                const std::optional<model::TrainingShape>& training, std::size_t workers) {
-  constexpr std::uint64_t kGpuProgramBytes = 1'000'000'000;  // context, libraries, workspace, records of changes
-  const auto same_device = [](const std::string& a, const std::string& b) {
+  // Estimate of what is not weights or training: CUDA's context, libraries, workspace, records of changes.
+  constexpr std::uint64_t kGpuProgramBytes = 1'000'000'000;
+  const auto same_device = [](const std::string& a, const std::string& b) {  // "cuda" is the first GPU
     return (a == "cuda" ? "cuda:0" : a) == (b == "cuda" ? "cuda:0" : b);
   };
   std::vector<GpuLoad> loads;
@@ -493,15 +509,16 @@ Preflight preflight(const RunConfig& config, const PreflightOptions& options) {
 }
 
 Status can_listen(const std::string& host, std::uint16_t port) {
-  ECHO_ASSIGN(const std::string numeric, overlay::resolve(host));
+  ECHO_ASSIGN(const std::string numeric_host, overlay::resolve(host));
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* addresses = nullptr;
-  if (::getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &addresses) != 0)
+  if (::getaddrinfo(numeric_host.c_str(), std::to_string(port).c_str(), &hints, &addresses) != 0)
     return fail(Code::kInvalid, "network.bind", "expected an address such as 127.0.0.1 or ::, found '{}'", host);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(addresses, ::freeaddrinfo);
   const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // SO_REUSEADDR, as the learner's own socket: a port that another program has just left counts as free.
   const int enabled = 1;
   if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof enabled);
   if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&

@@ -17,7 +17,7 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // such as "model" or "GPU memory"; each check has one name
+  std::string name;  // such as "model" or "GPU memory"; a check has the same name in every run
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure
@@ -35,6 +35,8 @@ struct PreflightOptions {
   BuiltIn built_in;                 // this program's built-in trainer; empty in a program without libtorch
   std::filesystem::path plan = {};  // if the file exists, it is the run's plan, and offers are not read
   bool resume = false;
+  // The run will start on another machine: failures of this one are warnings.
+  bool elsewhere = false;
 };
 
 // Reads everything that the run file names: the model's folder (only the headers of its weights), the task's data,
@@ -46,8 +48,9 @@ Preflight preflight(const RunConfig& config, const PreflightOptions& options);
 Status can_listen(const std::string& host, std::uint16_t port);
 
 // Whether a machine with `available` bytes of memory can be the learner of this model, while `local_workers` workers
-// run on it too. `store`: network.store. `training`: from the run file; absent for an external trainer.
-// `workers_on_gpu`: the workers' weights are in a GPU's memory instead.
+// run on it too. `store`: memory for publications kept for late workers (network.store); absent: the overlay's default.
+// `training`: from the run file; absent for an external trainer. `workers_on_gpu`: the workers' weights are in a GPU's
+// memory instead.
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training = model::TrainingShape{},
                    bool workers_on_gpu = false);

@@ -54,9 +54,9 @@ void Publisher::publish_until_stopped() {
     wake_.wait(lock, [this] { return stopping_ || (next_ && !failure_) || (newest_ && !catch_up_requests_.empty()); });
     if (stopping_) return;
     if (next_ && !failure_) {
-      Policy next = *next_;
+      Policy next = *next_;  // a copy of the pointer; next_ stays set until the policy is published
       lock.unlock();
-      const Result<PublishReport> published = encode(next);
+      const Result<PublishReport> published = encode_and_send(next);
       if (published) {
         next.digest = published->stats.result;
         newest_ = std::move(next);  // releases the previous policy
@@ -78,7 +78,7 @@ void Publisher::publish_until_stopped() {
   }
 }
 
-Result<PublishReport> Publisher::encode(Policy& next) {
+Result<PublishReport> Publisher::encode_and_send(Policy& next) {
   ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version,
              newest_->version);
   const SystemClock clock;
@@ -140,7 +140,7 @@ Status Publisher::fold_deltas(Version from) {
   head.base_digest = stored.base_digest;
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  ECHO_ASSIGN(const delta::PatchStats stats, delta::fold_deltas(patches, sink_of(*writer), nullptr, options_));
+  ECHO_ASSIGN(const delta::PatchStats stats, delta::fold_deltas(patches, sink_of(*writer), /*base=*/nullptr, options_));
   log::info("{} deltas are folded into one of {} from version {} to {}", patches.size(),
             to_text(Bytes{stats.patch_bytes}), from, stored.to);
   return writer->finish(stored.digest, stored.note);

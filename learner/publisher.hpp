@@ -43,7 +43,8 @@ struct PublisherEvents {
 // wait_until_published() has returned true.
 class Publisher {
  public:
-  // Memory, in policies: these two, and copies of the stored deltas while they are folded into one for a late worker.
+  // Memory, in policies: the newest published one and the next, and copies of the stored deltas (together at most one
+  // policy / kFoldShare) while they are folded into one for a late worker.
   static constexpr double kPoliciesHeld = 2 + 1.0 / overlay::kFoldShare;
 
   explicit Publisher(delta::EncodeOptions options, PublisherEvents events = {});
@@ -74,7 +75,8 @@ class Publisher {
   };
 
   void publish_until_stopped();
-  Result<PublishReport> encode(Policy& next);
+  // Encodes the policy and sends it during the encoding. Sets `next.note`.
+  Result<PublishReport> encode_and_send(Policy& next);
   Status publish_catch_up(std::optional<Version> from);  // see request_catch_up()
   Status fold_deltas(Version from);
   Status publish_snapshot();

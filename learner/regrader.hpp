@@ -24,9 +24,8 @@ namespace echoline::learner {
 Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop = nullptr);
 
-// Thread-safe. No caller waits for the regrader: its queue is bounded, and responses that do not fit are left out.
-// It grades responses of one worker after the other in turn, so that slow responses of one do not delay those of
-// others.
+// Thread-safe. No caller waits for the regrader: its queue is bounded, and responses that do not fit are left out. The
+// workers take turns, one response each, so that slow responses of one do not delay those of others.
 class Regrader {
  public:
   // Limits of the queue: responses, responses of one worker, and bytes.

@@ -12,6 +12,7 @@ constexpr std::uint64_t kRecentResponses = 50;  // responses in a recent mean
 
 }  // namespace
 
+// The mean of all values at first; later, an average in which old values count less and less.
 void RegradingRules::Mean::add(double seconds) {
   ++count;
   value += (seconds - value) / static_cast<double>(std::min(count, kRecentResponses));

@@ -20,6 +20,7 @@ json json_or_null(const std::optional<std::pair<std::uint64_t, double>>& figure)
 json first_and_last(const MetricSummary& figure) {
   return {{"first", json_or_null(figure.first)}, {"last", json_or_null(figure.last)}};
 }
+// The last value of a count, which the summary holds as a double.
 json last_count(const MetricSummary& figure) {
   return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
@@ -172,11 +173,11 @@ json make_report(const ReportInput& input) {
   const double rollouts = static_cast<double>(figures.steps * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
-  std::uint64_t alive = 0, acknowledged = 0;
+  std::uint64_t present_count = 0, acknowledged = 0;
   json differing = json::array();  // workers that acknowledged the last version with another digest
   for (const WorkerEntry& worker : input.workers) {
     if (worker.presence != Presence::kPresent) continue;
-    ++alive;
+    ++present_count;
     if (worker.version != input.version) continue;
     ++acknowledged;
     if (worker.digest != input.digest) differing.push_back(worker.id.value);
@@ -259,12 +260,13 @@ json make_report(const ReportInput& input) {
                      {"unreturned", input.fleet.unreturned}};
   report["workers"] = workers;
   report["memory"] = memory_json(input);
-  report["weights"] = {{"version", input.version.value},
-                       {"digest", overlay::to_hex(input.digest)},
-                       {"workers", alive},
-                       {"acknowledged", acknowledged},
-                       {"differing", differing},
-                       {"all_workers_identical", alive > 0 && acknowledged == alive && differing.empty()}};
+  report["weights"] = {
+      {"version", input.version.value},
+      {"digest", overlay::to_hex(input.digest)},
+      {"workers", present_count},
+      {"acknowledged", acknowledged},
+      {"differing", differing},
+      {"all_workers_identical", present_count > 0 && acknowledged == present_count && differing.empty()}};
   report["cost"] = {{"usd_total", input.fleet.usd + input.learner_usd.value_or(0)},
                     {"usd_learner", input.learner_usd ? json(*input.learner_usd) : json(nullptr)},
                     {"usd_fleet", input.fleet.usd},
@@ -316,6 +318,7 @@ std::string weights_text(const json& weights) {
 
 }  // namespace
 
+// S is the staleness budget.
 std::string bound_text(const json& staleness) {
   const auto by_budget = staleness.value("steps_bound_by_budget", std::uint64_t{0});
   const auto by_lookahead = staleness.value("steps_bound_by_lookahead", std::uint64_t{0});
@@ -329,7 +332,7 @@ std::string bound_text(const json& staleness) {
 
 std::string report_text(const json& report) {
   std::string out;
-  const auto line = [&](std::string_view label, const std::string& text) {
+  const auto add_line = [&](std::string_view label, const std::string& text) {
     out += fmt::format("  {:<12}{}\n", label, text);
   };
   const json &eval = report.at("eval"), &learner = report.at("learner"), &staleness = report.at("staleness"),
@@ -343,90 +346,93 @@ std::string report_text(const json& report) {
     const auto value = [&](const char* which) {
       return change.at(which).is_string() ? change.at(which).get<std::string>() : std::string("not given");
     };
-    line("changed", fmt::format("{}: {} -> {}, from step {} on", change.at("key").get<std::string>(), value("old"),
-                                value("new"), change.at("step").get<std::uint64_t>()));
+    add_line("changed", fmt::format("{}: {} -> {}, from step {} on", change.at("key").get<std::string>(), value("old"),
+                                    value("new"), change.at("step").get<std::uint64_t>()));
   }
-  line("accuracy",
-       fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number_text(eval.at("before"), "{:.3f}"),
-                   number_text(eval.at("after"), "{:.3f}"), number_text(eval.at("problems"), "{:.0f}"),
-                   number_text(report.at("reward").at("first"), "{:.3f}"),
-                   number_text(report.at("reward").at("last"), "{:.3f}")));
+  add_line("accuracy",
+           fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number_text(eval.at("before"), "{:.3f}"),
+                       number_text(eval.at("after"), "{:.3f}"), number_text(eval.at("problems"), "{:.0f}"),
+                       number_text(report.at("reward").at("first"), "{:.3f}"),
+                       number_text(report.at("reward").at("last"), "{:.3f}")));
   if (eval.contains("by_task"))
     for (const auto& [task, task_eval] : eval.at("by_task").items()) {
       const json& reward = report.at("reward").at("by_task").at(task);
-      line("", fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task,
+      add_line("",
+               fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task,
                            number_text(task_eval.at("before"), "{:.3f}"), number_text(task_eval.at("after"), "{:.3f}"),
                            number_text(task_eval.at("problems"), "{:.0f}"), number_text(reward.at("first"), "{:.3f}"),
                            number_text(reward.at("last"), "{:.3f}"), number_text(reward.at("responses"), "{:.0f}")));
     }
-  line("learner", fmt::format("step {} s (training {} s), idle {} of the time",
-                              number_text(learner.at("step_seconds_median"), "{:.2f}"),
-                              number_text(learner.at("train_seconds_median"), "{:.2f}"),
-                              number_text(learner.at("idle_fraction"), "{:.3f}")));
+  add_line("learner", fmt::format("step {} s (training {} s), idle {} of the time",
+                                  number_text(learner.at("step_seconds_median"), "{:.2f}"),
+                                  number_text(learner.at("train_seconds_median"), "{:.2f}"),
+                                  number_text(learner.at("idle_fraction"), "{:.3f}")));
   if (const json& learning = report.value("learning", json::object());
       !learning.value("alarms", json::object()).empty())
-    line("alarms", fmt::format("{}; see events.jsonl for times and advice", learning.at("alarms").dump()));
-  line("staleness",
-       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number_text(staleness.at("mean"), "{:.2f}"),
-                   number_text(staleness.at("p95"), "{:.0f}"), number_text(staleness.at("max"), "{:.0f}"),
-                   staleness.at("budget").get<int>(), staleness.at("rejected").get<std::uint64_t>(),
-                   staleness.at("rejected_by_reason").empty() ? "" : staleness.at("rejected_by_reason").dump()));
-  if (const std::string limits = bound_text(staleness); !limits.empty()) line("", limits);
+    add_line("alarms", fmt::format("{}; see events.jsonl for times and advice", learning.at("alarms").dump()));
+  add_line(
+      "staleness",
+      fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number_text(staleness.at("mean"), "{:.2f}"),
+                  number_text(staleness.at("p95"), "{:.0f}"), number_text(staleness.at("max"), "{:.0f}"),
+                  staleness.at("budget").get<int>(), staleness.at("rejected").get<std::uint64_t>(),
+                  staleness.at("rejected_by_reason").empty() ? "" : staleness.at("rejected_by_reason").dump()));
+  if (const std::string limits = bound_text(staleness); !limits.empty()) add_line("", limits);
   if (const json& set_aside = report.value("groups_set_aside", json::object()); set_aside.value("count", 0) > 0)
-    line("set aside", fmt::format("{} groups that could not be generated {}",
-                                  set_aside.at("count").get<std::uint64_t>(), set_aside.at("by_reason").dump()));
+    add_line("set aside", fmt::format("{} groups that could not be generated {}",
+                                      set_aside.at("count").get<std::uint64_t>(), set_aside.at("by_reason").dump()));
   if (const json& regrading = report.value("regrading", json::object()); regrading.value("responses", 0) > 0) {
-    line("regraded",
-         fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
-                     regrading.at("graded").get<std::uint64_t>(), regrading.at("responses").get<std::uint64_t>(),
-                     100 * regrading.at("share").get<double>(), regrading.at("seconds").get<double>(),
-                     regrading.at("different").get<std::uint64_t>(), regrading.at("unsettled").get<std::uint64_t>(),
-                     regrading.at("late").get<std::uint64_t>(), regrading.at("impossible").get<std::uint64_t>()));
+    add_line("regraded",
+             fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
+                         regrading.at("graded").get<std::uint64_t>(), regrading.at("responses").get<std::uint64_t>(),
+                         100 * regrading.at("share").get<double>(), regrading.at("seconds").get<double>(),
+                         regrading.at("different").get<std::uint64_t>(), regrading.at("unsettled").get<std::uint64_t>(),
+                         regrading.at("late").get<std::uint64_t>(), regrading.at("impossible").get<std::uint64_t>()));
     for (const json& expelled : regrading.at("expelled"))
-      line("", fmt::format("worker {} expelled: {}", expelled.at("worker").get<std::uint64_t>(),
-                           expelled.at("reason").get<std::string>()));
+      add_line("", fmt::format("worker {} expelled: {}", expelled.at("worker").get<std::uint64_t>(),
+                               expelled.at("reason").get<std::string>()));
   }
   if (const json& scoring = report.value("scoring", json::object());
       scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
-    line("scored here",
-         fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
-                     scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
-  line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
-                                broadcast.at("publications").get<std::uint64_t>(),
-                                bytes_text(broadcast.at("full_bytes")), bytes_text(broadcast.at("delta_bytes_mean")),
-                                number_text(broadcast.at("compression_ratio"), "{:.1f}")));
-  line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
-                       number_text(broadcast.at("t_b_seconds_median"), "{:.3f}"),
-                       number_text(broadcast.at("t_b_seconds_p95"), "{:.3f}"), acknowledged_text(broadcast),
-                       number_text(broadcast.at("lower_bound_seconds"), "{:.3f}"),
-                       number_text(broadcast.at("predicted_seconds"), "{:.3f}"),
-                       bytes_text(broadcast.at("learner_bytes_sent"))));
+    add_line("scored here",
+             fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
+                         scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
+  add_line("broadcast",
+           fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
+                       broadcast.at("publications").get<std::uint64_t>(), bytes_text(broadcast.at("full_bytes")),
+                       bytes_text(broadcast.at("delta_bytes_mean")),
+                       number_text(broadcast.at("compression_ratio"), "{:.1f}")));
+  add_line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
+                           number_text(broadcast.at("t_b_seconds_median"), "{:.3f}"),
+                           number_text(broadcast.at("t_b_seconds_p95"), "{:.3f}"), acknowledged_text(broadcast),
+                           number_text(broadcast.at("lower_bound_seconds"), "{:.3f}"),
+                           number_text(broadcast.at("predicted_seconds"), "{:.3f}"),
+                           bytes_text(broadcast.at("learner_bytes_sent"))));
   if (const json& parts = broadcast.value("t_b_parts", json()); parts.is_object()) {
     std::string text;
     for (const char* part : {"encode", "seal", "send", "verify", "install", "acknowledge"})
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, number_text(parts.value(part, json()), "{:.3f}"));
-    line("", fmt::format("of T_b: {} s", text));
+    add_line("", fmt::format("of T_b: {} s", text));
   }
-  line("", broadcast.at("topology").get<std::string>());
+  add_line("", broadcast.at("topology").get<std::string>());
   if (const json& memory = report.value("memory", json::object());
       memory.value("learner_bytes_max", json()).is_number())
-    line("memory", fmt::format("learner {} at most, a worker {}", bytes_text(memory.at("learner_bytes_max")),
-                               bytes_text(memory.at("worker_bytes_max"))));
-  line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
-                            fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
-                            fleet.at("workers_replaced").get<int>()));
+    add_line("memory", fmt::format("learner {} at most, a worker {}", bytes_text(memory.at("learner_bytes_max")),
+                                   bytes_text(memory.at("worker_bytes_max"))));
+  add_line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
+                                fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
+                                fleet.at("workers_replaced").get<int>()));
   for (const json& what : fleet.value("unreturned", json::array()))
-    line("", "MAY STILL BE RENTED: " + what.get<std::string>());
-  line("rollouts/s",
-       fmt::format("target {}, provisioned {}, measured {}", number_text(plan.at("target_rollouts_per_s"), "{:.1f}"),
-                   number_text(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
-                   number_text(plan.at("measured_rollouts_per_s"), "{:.1f}")));
-  line("weights", weights_text(weights));
-  line("cost", fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour",
-                           number_text(cost.at("usd_total"), "{:.4f}"),
-                           cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
-                           number_text(cost.at("usd_per_1k_rollouts"), "{:.5f}"),
-                           number_text(cost.at("plan_usd_per_hour"), "{:.3f}")));
+    add_line("", "MAY STILL BE RENTED: " + what.get<std::string>());
+  add_line("rollouts/s", fmt::format("target {}, provisioned {}, measured {}",
+                                     number_text(plan.at("target_rollouts_per_s"), "{:.1f}"),
+                                     number_text(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
+                                     number_text(plan.at("measured_rollouts_per_s"), "{:.1f}")));
+  add_line("weights", weights_text(weights));
+  add_line("cost", fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour",
+                               number_text(cost.at("usd_total"), "{:.4f}"),
+                               cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
+                               number_text(cost.at("usd_per_1k_rollouts"), "{:.5f}"),
+                               number_text(cost.at("plan_usd_per_hour"), "{:.3f}")));
   out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
                      "forwarded", "version");
   for (const json& worker : report.at("workers"))

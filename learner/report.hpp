@@ -73,8 +73,8 @@ nlohmann::json worker_status(const WorkerEntry& worker, std::optional<double> ro
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);
 
-// Text on how often the staleness budget (S) and the lookahead delayed workers, from a report's `staleness`: "S bound
-// in 12 steps, the lookahead of 2 in 3". Empty if neither did.
+// Says how often the staleness budget (S) and the lookahead delayed workers, from a report's `staleness`: "S bound in
+// 12 steps, the lookahead of 2 in 3". Empty if neither did.
 std::string bound_text(const nlohmann::json& staleness);
 
 // The report as a page of text, at most 100 columns.

@@ -10,18 +10,19 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::string_view kOperation = "rescore";
-constexpr std::size_t kReasonsMax = 16, kReasonBytesMax = 160, kPartsMax = 256;
+constexpr std::size_t kReasonsMax = 16, kReasonBytesMax = 160, kPartsMax = 256;  // they bound the size of the result
 
 // The problem from the grading task, or else from the run's own task.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& trajectory) {
-  std::string other_problem = "none";
+  std::string problem_at_its_place = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
     auto problem = adapter->problem(trajectory.group());
     if (problem && problem->id() == trajectory.problem_id()) return problem;
-    if (problem) other_problem = "another one";
+    if (problem) problem_at_its_place = "another one";
   }
-  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", other_problem);
+  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place",
+              problem_at_its_place);
 }
 
 }  // namespace
@@ -29,7 +30,7 @@ Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Traj
 Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& trajectory) {
   ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, trajectory));
   std::vector<std::string> responses;
-  if (trajectory.loss_mask_size() == 0) {
+  if (trajectory.loss_mask_size() == 0) {  // one turn
     responses.push_back(trajectory.text());
   } else {
     ECHO_ASSIGN(const model::Phrasing* phrasing, grader.phrasing());

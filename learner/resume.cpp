@@ -54,14 +54,14 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config) {
 
 Status record_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step) {
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
-  const auto text = [](const std::optional<std::string>& value) {
+  const auto text_or_null = [](const std::optional<std::string>& value) {
     return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
   };
   for (const SettingChange& change : changes) {
     log::info("from step {} on {} is {} (before: {})", step, change.key, change.now.value_or("not given"),
               change.before.value_or("not given"));
     const nlohmann::json fields = {
-        {"key", change.key}, {"old", text(change.before)}, {"new", text(change.now)}, {"step", step}};
+        {"key", change.key}, {"old", text_or_null(change.before)}, {"new", text_or_null(change.now)}, {"step", step}};
     record.append_event("setting_changed", fields);
     record.append_metric("setting_changed", fields);  // the report reads it
   }
@@ -80,7 +80,7 @@ void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_ste
   const std::filesystem::path file = folder / kConsumedFile;
   const auto text = read_file(file, kConsumedBytesMax);
   if (!text && text.error().code == Code::kNotFound) return;
-  const auto stored = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
+  const auto stored = text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false) : nlohmann::json();
   const bool is_valid =
       stored.is_object() && stored.contains("step") && stored["step"].is_number_unsigned() && stored.contains("groups");
   // If the run resumes from an older checkpoint, the step is done again.
@@ -105,12 +105,12 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
     return fail(Code::kNotFound, kOperation, "{} holds no checkpoint; start the run without --resume{}",
                 checkpoints.string(), earlier_runs_hint(folder));
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
-  const std::string group_size =
+  const std::string group_size_change =
       list_changes(changes, [](const std::string& key) { return key == "rollout.group_size"; });
-  if (!group_size.empty())
+  if (!group_size_change.empty())
     return fail(Code::kInvalid, kOperation,
                 "{}: {}; a run keeps its group size, because its replay buffer holds groups of it", folder.string(),
-                group_size);
+                group_size_change);
   if (config.learner.trainer == TrainerKind::kExternal || !built_in.settings_digest) return ok();
   if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kReferencePolicyFile))
     return fail(Code::kInvalid, kOperation,
@@ -128,11 +128,12 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
     return key.starts_with("model.") || key.starts_with("task.") || key.starts_with("tasks") || key == "run.seed" ||
            key.starts_with("learner.adapter.");
   });
-  return fail(Code::kInvalid, kOperation,
-              "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was "
-              "started with, or start another run",
-              newest->model.parent_path().string(),
-              changed_keys.empty() ? "the files that they name have changed" : changed_keys);
+  return fail(
+      Code::kInvalid, kOperation,
+      "{} belongs to a run with another model, adapter, task or seed ({}): resume with the settings that the run was "
+      "started with, or start another run",
+      newest->model.parent_path().string(),
+      changed_keys.empty() ? "the files that they name have changed" : changed_keys);
 }
 
 }  // namespace echoline::learner

@@ -33,6 +33,18 @@ std::uint32_t Roster::region_of(const std::string& name, const std::string& plac
   return config_.paths.regions.of(offer ? offer->place : std::string());
 }
 
+overlay::LinkLimits Roster::expected_links(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  const provisioner::Offer* offer = offer_named(name);
+  if (!offer) return {};
+  const auto [up, down] = provisioner::links_of(*offer, config_.fleet, config_.paths);
+  const provisioner::Assumptions& assume = config_.fleet.assume;
+  overlay::LinkLimits expected;
+  if (offer->up || assume.up || config_.paths.worker_rate) expected.up = up;
+  if (offer->down || assume.down || config_.paths.worker_rate) expected.down = down;
+  return expected;
+}
+
 void Roster::on_presence_change(const PresenceChange& change, TimePoint now) {
   const std::lock_guard lock(mutex_);
   WorkerEntry& entry = workers_[change.worker];

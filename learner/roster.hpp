@@ -30,6 +30,8 @@ class Roster {
   // Returns the region of `place`. If that is empty, uses the place of the offer with the worker's name: a rented
   // worker is named after its offer.
   std::uint32_t region_of(const std::string& name, const std::string& place) const;
+  // The links of the offer with the worker's name; absent if neither the offer nor the run file states them.
+  overlay::LinkLimits expected_links(const std::string& name) const;
   void on_presence_change(const PresenceChange& change, TimePoint now);
   void count_trouble(WorkerId id);  // the overlay reported an error of the worker
   void record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest);
@@ -37,14 +39,15 @@ class Roster {
   WorkerMeter::Progress take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now);
   void record_accepted(WorkerId id, std::uint64_t rollouts, double lease_seconds);
   void record_turned_away(WorkerId id);  // its request got no lease, because no worker could have got one
-  void record_without_work(WorkerId id, double seconds);
+  void record_without_work(WorkerId id, double seconds);  // it waited for work for so long
   // Copies the overlay's data on its workers. Returns the topology as Graphviz text if it has changed.
   std::optional<std::string> refresh(const overlay::LearnerStats& stats);
 
   bool all_present_have(Version version) const;
   std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // the planned links
-  // The median pause of the present workers to install a policy. Absent before any has reported one, and if workers
-  // finish their groups first, because their reports then include that time.
+  // The median pause of the present workers to install a policy. Absent until a worker has reported one. Also absent if
+  // the run file makes workers finish their groups before they install (on_new_policy: finish), because the reported
+  // pauses then include that time.
   std::optional<Duration> install_time() const;
   std::vector<WorkerEntry> entries() const;
   nlohmann::json status() const;  // one row per worker, as under `workers` in status.json
@@ -63,8 +66,9 @@ class Roster {
   std::map<WorkerId, WorkerMeter> meters_;
   std::map<std::string_view, const provisioner::Offer*> planned_;  // the plan's offers, by id
   std::map<std::string, provisioner::Offer> rented_;               // by id
-  std::optional<chains::Topology> drawn_topology_;                 // in refresh()'s last text; absent after a join
-  std::set<WorkerId> seeds_;                                       // workers to which the learner sends
+  // The topology in refresh()'s last text. Reset by a join, so that the next text has the worker's name.
+  std::optional<chains::Topology> drawn_topology_;
+  std::set<WorkerId> seeds_;  // workers to which the learner sends
   std::string topology_summary_;
   std::uint64_t floods_ = 0;
 };

@@ -12,7 +12,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::string_view kReadRun = "read run";
+constexpr std::string_view kOperation = "read run";
 
 // Reads `size` bytes at `offset`; fewer only at the file's end.
 Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* target, std::size_t size,
@@ -21,7 +21,7 @@ Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* tar
   while (bytes_read < size) {
     const ssize_t count = ::pread(fd, target + bytes_read, size - bytes_read, static_cast<off_t>(offset + bytes_read));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return os_error(kReadRun, path);
+    if (count < 0) return os_error(kOperation, path);
     if (count == 0) break;
     bytes_read += static_cast<std::size_t>(count);
   }
@@ -30,8 +30,8 @@ Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* tar
 
 Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return os_error(kReadRun, path);
-  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, kReadRun, "{}: is a folder, expected a file", path.string());
+  if (::fstat(fd, &info) != 0) return os_error(kOperation, path);
+  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, kOperation, "{}: is a folder, expected a file", path.string());
   return static_cast<std::uint64_t>(info.st_size);
 }
 
@@ -61,7 +61,7 @@ RowFile::RowFile(std::filesystem::path path, int fd, RowPlace from)
 
 Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) {
   RowFile file(path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC), from);
-  if (file.fd_->get() < 0) return os_error(kReadRun, path);
+  if (file.fd_->get() < 0) return os_error(kOperation, path);
   ECHO_TRY(size_of(file.fd_->get(), path));
   return file;
 }
@@ -69,7 +69,7 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) 
 Error RowFile::corrupt(std::string_view found) const {
   const std::string where =
       place_.row ? fmt::format(":{}", *place_.row) : fmt::format(", in the row at byte {}", row_begin_);
-  return fail(Code::kCorrupt, kReadRun, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
+  return fail(Code::kCorrupt, kOperation, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
               path_.string(), where, kRowBytesMax, found);
 }
 
@@ -85,7 +85,7 @@ Result<bool> RowFile::read_block() {
     scanned_ -= begin_;
     begin_ = 0;
   }
-  if (buffer_.size() < end_ + kRowBlockBytes) {
+  if (buffer_.size() < end_ + kRowBlockBytes) {  // doubles the buffer, up to the bound of buffer_bytes()
     buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
     buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
   }
@@ -129,7 +129,7 @@ Result<std::optional<std::string_view>> RowFile::next_checked() {
 Result<std::optional<nlohmann::json>> RowFile::next_object() {
   ECHO_ASSIGN(const auto text, next());
   if (!text) return std::optional<nlohmann::json>();
-  nlohmann::json row = nlohmann::json::parse(*text, nullptr, false);
+  nlohmann::json row = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!row.is_object()) return corrupt("something else");
   return std::optional(std::move(row));
 }
@@ -145,7 +145,7 @@ Status each_row(const std::filesystem::path& path, const std::function<Status(nl
 
 Result<RowPlace> last_rows(const std::filesystem::path& path, std::uint64_t rows) {
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return os_error(kReadRun, path);
+  if (fd.get() < 0) return os_error(kOperation, path);
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
   // Looks for one more newline, which ends the row before them.
   ECHO_ASSIGN(const std::uint64_t offset, offset_after_newline_from_end(fd.get(), path, size, rows + 1));

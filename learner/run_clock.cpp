@@ -9,7 +9,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::chrono::seconds kSaveInterval(5);
+constexpr std::chrono::seconds kSaveInterval(5);  // a killed process loses at most this much of its time
 constexpr double kSecondsPerHour = 3600;
 constexpr std::size_t kUsageBytesMax = 1 << 20;
 
@@ -23,7 +23,7 @@ Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& fo
   std::unique_ptr<RunClock> run_clock(new RunClock(folder / "usage.json", usd_per_hour, clock));
   if (resume && std::filesystem::exists(run_clock->file_)) {
     ECHO_ASSIGN(const std::string text, read_file(run_clock->file_, kUsageBytesMax));
-    const auto usage = nlohmann::json::parse(text, nullptr, false);
+    const auto usage = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto has_number = [&](const char* key) { return usage.contains(key) && usage.at(key).is_number(); };
     const bool is_valid = usage.is_object() && has_number("wall_seconds") && usage.contains("learner_usd") &&
                           (has_number("learner_usd") || usage.at("learner_usd").is_null());
@@ -31,7 +31,7 @@ Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& fo
       return fail(Code::kCorrupt, "resume", "{}: expected wall_seconds and learner_usd; remove it to count from 0",
                   run_clock->file_.string());
     run_clock->seconds_before_ = usage.at("wall_seconds");
-    run_clock->usd_before_.reset();
+    run_clock->usd_before_.reset();  // the file has null if a price was unknown
     if (has_number("learner_usd")) run_clock->usd_before_ = usage.at("learner_usd").get<double>();
   }
   ECHO_TRY(run_clock->save());

@@ -261,9 +261,11 @@ void read_worker(ConfigSection section, const data_plane::RolloutSettings& rollo
       section.error("engine_command",
                     fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing",
                                 settings.engine, place));
-  const auto has_word = [&](std::string_view word) { return settings.engine_command.find(word) != std::string::npos; };
-  const bool is_parallel = has_word("--tensor-parallel-size") || has_word(" --tp") || has_word(" -tp ");
-  if (is_parallel && !has_word("{gpus}") && settings.gpus_per_engine == 1 && !settings.engines)
+  const auto command_has = [&](std::string_view word) {
+    return settings.engine_command.find(word) != std::string::npos;
+  };
+  const bool is_tensor_parallel = command_has("--tensor-parallel-size") || command_has(" --tp") || command_has(" -tp ");
+  if (is_tensor_parallel && !command_has("{gpus}") && settings.gpus_per_engine == 1 && !settings.engines)
     section.error("engine_command",
                   "starts an engine on several GPUs, and each gets worker.gpus_per_engine, which is 1: set that to the "
                   "number of GPUs, and write {gpus} in its place here");
@@ -328,20 +330,21 @@ replay_buffer::Pacing RunConfig::pacing() const {
           .group_size = rollout.group_size};
 }
 
-std::vector<std::string> WorkerSection::arguments() const {
+std::vector<std::string> WorkerSection::arguments(bool with_engine_command) const {
   std::vector<std::string> words;
-  if (engine != "builtin")
-    words = {"--engine",          engine,
-             "--engine-command",  engine_command,
-             "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
-  else if (device != "cpu")
+  if (engine != "builtin") {
+    words = {"--engine", engine};
+    if (with_engine_command) words.insert(words.end(), {"--engine-command", engine_command});
+    words.insert(words.end(), {"--engine-patience", fmt::format("{} s", seconds(engine_patience))});
+  } else if (device != "cpu") {
     words = {"--device", device};
+  }
   if (gpus_per_engine != 1) words.insert(words.end(), {"--gpus-per-engine", fmt::format("{}", gpus_per_engine)});
   if (threads) words.insert(words.end(), {"--threads", fmt::format("{}", *threads)});
   return words;
 }
 
-provisioner::WorkerEngines WorkerSection::on_machine() const {
+provisioner::WorkerEngines WorkerSection::worker_engines() const {
   if (engine != "builtin") return {.name = engine, .gpus_per_engine = gpus_per_engine, .count = engines};
   return {.name = engine, .on_cpu = device == "cpu", .gpus_per_engine = 1, .count = 1};
 }
@@ -361,7 +364,7 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
 }
 
 std::vector<ConfigKey> run_file_keys() {
-  ConfigFile blank = ConfigFile::blank();
+  ConfigFile blank = ConfigFile::blank();  // reading it declares every key
   RunConfig ignored;
   read_all(blank.root(), ignored);
   std::vector<ConfigKey> keys, options;
@@ -370,14 +373,14 @@ std::vector<ConfigKey> run_file_keys() {
     ConfigSection task = file.root().section("task");
     ECHO_CHECK(data_plane::read_adapter_options(name, task), "{} is built in", name);
     for (ConfigKey& option : file.keys()) {
-      if (option.path == "task") continue;
+      if (option.path == "task") continue;  // the section itself
       option.when = "adapter: " + name;
       options.push_back(std::move(option));
     }
   }
   std::size_t end_of_task = 0;  // where the adapters' options belong in `keys`: behind the other keys of `task`
   for (ConfigKey& key : blank.keys()) {
-    if (key.path == "task.options") continue;
+    if (key.path == "task.options") continue;  // the adapters' options are listed in its place
     const bool is_of_task = key.path.starts_with("task.");
     keys.push_back(std::move(key));
     if (is_of_task) end_of_task = keys.size();

@@ -76,9 +76,9 @@ struct WorkerSection {
   std::optional<int> engines;       // servers of a worker; absent: GPUs of its machine / gpus_per_engine
   std::optional<unsigned> threads;  // of a worker; 0: all of its host; absent: worker::EngineOptions decides
   // These settings as arguments of `echoline worker`, without the number of engines.
-  std::vector<std::string> arguments() const;
+  std::vector<std::string> arguments(bool with_engine_command = true) const;
   // The engines of a worker, for the plan and for the worker's command.
-  provisioner::WorkerEngines on_machine() const;
+  provisioner::WorkerEngines worker_engines() const;
 };
 
 struct RunConfig {

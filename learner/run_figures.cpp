@@ -62,16 +62,16 @@ void ThinnedRows::set(std::uint64_t number, json row) {
   }
 }
 
-void FigureFold::Repeats::add(std::uint64_t number) {
+void FigureAggregator::Repeats::add(std::uint64_t number) {
   if (rows_left_.size() <= number) rows_left_.resize(number + 1);
   if (rows_left_[number] < UINT16_MAX) ++rows_left_[number];
 }
 
-bool FigureFold::Repeats::is_last(std::uint64_t number) {
+bool FigureAggregator::Repeats::is_last(std::uint64_t number) {
   return number < rows_left_.size() && rows_left_[number] > 0 && --rows_left_[number] == 0;
 }
 
-std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::kind_and_number(const json& row) {
+std::optional<std::pair<FigureAggregator::Kind, std::uint64_t>> FigureAggregator::kind_and_number(const json& row) {
   const std::string kind = text(row, "kind");
   const auto with_number = [&](Kind row_kind, const char* key) -> std::optional<std::pair<Kind, std::uint64_t>> {
     const auto row_number = number(row, key);
@@ -79,18 +79,18 @@ std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::kind_and_n
     return std::pair(row_kind, static_cast<std::uint64_t>(*row_number));
   };
   if (kind == "step") return with_number(kStep, "step");
-  if (kind == "evaluation")
+  if (kind == "evaluation")  // without a step: before the first one
     return row.contains("step") ? with_number(kEvaluation, "step") : std::pair(kEvaluation, std::uint64_t{0});
   if (kind == "publication" && !is_snapshot(row)) return with_number(kDelta, "version");
   if (kind == "broadcast" && !is_snapshot(row)) return with_number(kBroadcast, "version");
   return std::nullopt;
 }
 
-void FigureFold::count(const json& row) {
+void FigureAggregator::count_row(const json& row) {
   if (const auto numbered = kind_and_number(row)) repeats_[numbered->first].add(numbered->second);
 }
 
-void FigureFold::fold(const json& row) {
+void FigureAggregator::add_row(const json& row) {
   RunFigures& figures = figures_;
   for (const Alarm& alarm : alarms_.add_row(row)) ++figures.alarms[alarm.kind];
   const std::string kind = text(row, "kind");
@@ -125,7 +125,7 @@ void FigureFold::fold(const json& row) {
   }
 }
 
-void FigureFold::add_step(std::uint64_t step, const json& row) {
+void FigureAggregator::add_step(std::uint64_t step, const json& row) {
   RunFigures& figures = figures_;
   ++figures.steps;
   for (const auto& [figure, key] :
@@ -161,7 +161,7 @@ void FigureFold::add_step(std::uint64_t step, const json& row) {
     }
 }
 
-void FigureFold::add_broadcast(std::uint64_t version, const json& row) {
+void FigureAggregator::add_broadcast(std::uint64_t version, const json& row) {
   RunFigures& figures = figures_;
   add(figures.t_b, row, "t_b_seconds");
   add(figures.lower_bound, row, "lower_bound_seconds");
@@ -178,17 +178,17 @@ void FigureFold::add_broadcast(std::uint64_t version, const json& row) {
 }
 
 Result<RunFigures> read_run_figures(const std::filesystem::path& metrics) {
-  FigureFold fold;
-  ECHO_TRY(each_row(metrics, [&](const json& row) { return fold.count(row), ok(); }));
-  ECHO_TRY(each_row(metrics, [&](const json& row) { return fold.fold(row), ok(); }));
-  return fold.take_figures();
+  FigureAggregator aggregator;
+  ECHO_TRY(each_row(metrics, [&](const json& row) { return aggregator.count_row(row), ok(); }));
+  ECHO_TRY(each_row(metrics, [&](const json& row) { return aggregator.add_row(row), ok(); }));
+  return aggregator.take_figures();
 }
 
 RunFigures run_figures(const std::vector<json>& rows) {
-  FigureFold fold;
-  for (const json& row : rows) fold.count(row);
-  for (const json& row : rows) fold.fold(row);
-  return fold.take_figures();
+  FigureAggregator aggregator;
+  for (const json& row : rows) aggregator.count_row(row);
+  for (const json& row : rows) aggregator.add_row(row);
+  return aggregator.take_figures();
 }
 
 }  // namespace echoline::learner

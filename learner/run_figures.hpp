@@ -71,12 +71,12 @@ struct RunFigures {
   std::map<std::string, std::uint64_t> alarms;  // number of alarms that began, by kind
 };
 
-// Aggregates rows in two passes: all rows go to count(), then all to fold(). A step, policy or evaluation that was
-// repeated after a resume counts with its last row, which only the first pass can identify.
-class FigureFold {
+// Aggregates rows in two passes: all rows go to count_row(), then all to add_row(). A step, policy or evaluation that
+// was repeated after a resume counts with its last row, which only the first pass can identify.
+class FigureAggregator {
  public:
-  void count(const nlohmann::json& row);  // first pass
-  void fold(const nlohmann::json& row);   // second pass
+  void count_row(const nlohmann::json& row);  // first pass
+  void add_row(const nlohmann::json& row);    // second pass
   RunFigures take_figures() { return std::move(figures_); }
 
  private:

@@ -26,6 +26,9 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
         join, record.folder().string());
     return ok();
   }
+  const auto remote_endpoints = overlay::remote_endpoints_of(node.endpoint());
+  learner_address_ = overlay::to_text(config.fleet.is_local() || remote_endpoints.empty() ? node.endpoint()
+                                                                                          : remote_endpoints.front());
   provisioner::FleetOptions fleet;
   fleet.run = config.run.name;
   fleet.plan = plan_;
@@ -99,6 +102,14 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
       phases = fmt::format(" ({} queued, {} pulling, {} booting)", fleet.queued, fleet.pulling,
                            fleet.joining - std::min(fleet.joining, fleet.queued + fleet.pulling));
     tick(fmt::format("{} workers joined, waiting for {}{}", joined, missing, phases));
+    // After that many machines, the reason is hardly a machine.
+    if (joined == 0 && fleet.not_joined >= std::max<std::uint64_t>(kMachinesInTurn, summary().planned))
+      return fail(
+          Code::kUnavailable, "start fleet",
+          "the containers of {} machines ran, and no worker has joined. Can other machines reach this learner at "
+          "{} (network.bind, network.port, a firewall)? Does fleet.image or fleet.bundle hold this version of "
+          "echoline?{}",
+          fleet.not_joined, learner_address_, missing_workers_hint());
     if (missing == 0 && joined > 0) return ok();
     const Duration waited = run_.clock.now() - began_at;
     if (joined > 0 && waited >= patience) return ok();

@@ -47,6 +47,7 @@ class RunFleet {
   const RunHost run_;
   const provisioner::Plan& plan_;
   RunJournal& journal_;
+  std::string learner_address_;  // where rented machines look for the learner
   std::unique_ptr<provisioner::FleetDriver> fleet_;
   std::atomic<provisioner::FleetDriver*> started_ = nullptr;  // fleet_ once it runs, for other threads
 };

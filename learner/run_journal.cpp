@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "learner/disk_patience.hpp"
+#include "learner/planning.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -16,7 +17,10 @@ constexpr Duration kPoll = std::chrono::milliseconds(50);  // between two looks 
 
 Result<std::unique_ptr<RunJournal>> RunJournal::open(const RunHost& run, WhileWaiting while_waiting) {
   const bool resume = run.options.resume;
-  ECHO_ASSIGN(auto record, RunRecord::open(run.config.run_folder(), resume, resume ? kLockPatience : Duration{}));
+  const std::filesystem::path folder = run.config.run_folder();
+  // Before the folder is moved: after a failure, the next start tries again.
+  const auto release = [&] { return release_earlier(run.config, folder); };
+  ECHO_ASSIGN(auto record, RunRecord::open(folder, resume, resume ? kLockPatience : Duration{}, release));
   ECHO_ASSIGN(auto run_clock, RunClock::open(record->folder(), run.config.learner.usd_per_hour, resume, run.clock));
   return std::unique_ptr<RunJournal>(
       new RunJournal(run, std::move(while_waiting), std::move(record), std::move(run_clock)));
@@ -37,7 +41,7 @@ Status RunJournal::persist(std::string_view part, const std::function<Status()>&
     const bool will_retry = !written &&
                             patience.verdict_after(written.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
                             !while_waiting_.is_pointless();
-    if (!will_retry) record_->set_disk_alarm(part, step_, nullptr);
+    if (!will_retry) record_->set_disk_alarm(part, step_, /*error=*/nullptr);  // it is written, or the run ends
     if (!will_retry || run_.stop) return written;
     record_->set_disk_alarm(part, step_, &written.error());
     ECHO_TRY(while_waiting_.keep_alive("waiting for the disk: " + written.error().message()));

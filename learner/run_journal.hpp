@@ -40,9 +40,9 @@ class RunJournal {
   std::uint64_t step() const { return step_; }
   void set_step(std::uint64_t step) { step_ = step; }
 
-  // Repeats `work`, which writes to the disk, until it succeeds; the run waits meanwhile. Returns an error that is not
-  // the disk's, that lasts longer than DiskPatience, that WhileWaiting returns, or that remains when the run must
-  // stop.
+  // Repeats `work`, which writes `part` of the run (such as "checkpoints") to the disk, until it succeeds; the run
+  // waits meanwhile. Returns an error that is not the disk's, that lasts longer than DiskPatience, that WhileWaiting
+  // returns, or that remains when the run must stop.
   Status persist(std::string_view part, const std::function<Status()>& work);
   // The time that persist() has waited since the last call.
   Duration take_disk_wait() { return std::exchange(disk_wait_, {}); }

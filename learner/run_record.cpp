@@ -25,7 +25,8 @@ constexpr std::string_view kStepPrefix = "step-";  // of a checkpoint's name
 constexpr std::size_t kLatestFileBytesMax = 4096;
 constexpr std::chrono::milliseconds kLockPoll(50);
 // The fields that a row keeps if it is too long.
-const std::set<std::string, std::less<>> kRowKeys{"unix_s", "event", "kind", "step", "version", "worker", "offer"};
+const std::set<std::string, std::less<>> kFieldsOfLongRows{"unix_s",  "event",  "kind", "step",
+                                                           "version", "worker", "offer"};
 
 // Moves an earlier run of the same name aside; returns its new folder.
 Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
@@ -33,9 +34,9 @@ Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
     std::filesystem::path target = folder;
     target += fmt::format(".{}", suffix);
     if (std::filesystem::exists(target)) continue;
-    std::error_code ec;
-    std::filesystem::rename(folder, target, ec);
-    if (ec) return fail(Code::kIo, "keep the earlier run", "{}: {}", folder.string(), ec.message());
+    std::error_code error;
+    std::filesystem::rename(folder, target, error);
+    if (error) return fail(Code::kIo, "keep the earlier run", "{}: {}", folder.string(), error.message());
     return target;
   }
 }
@@ -43,7 +44,7 @@ Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
 }  // namespace
 
 std::string json_text(const nlohmann::json& value, int indent) {
-  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+  return value.dump(indent, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string earlier_runs(const std::filesystem::path& folder) {
@@ -66,8 +67,8 @@ std::string earlier_runs_hint(const std::filesystem::path& folder) {
                      earlier, folder.string());
 }
 
-Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume,
-                                                   Duration patience) {
+Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume, Duration patience,
+                                                   const std::function<Status()>& before_move) {
   std::unique_ptr<RunRecord> record(new RunRecord);
   record->folder_ = folder;
   if (resume && !std::filesystem::exists(folder / "metrics.jsonl"))
@@ -93,8 +94,9 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     return ok();
   };
   const bool has_earlier_run = std::filesystem::exists(folder / "metrics.jsonl");
-  ECHO_TRY(take_lock());
+  ECHO_TRY(take_lock());  // an earlier run that another process still writes is not moved away
   if (has_earlier_run && !resume) {
+    if (before_move) ECHO_TRY(before_move());
     ::close(record->lock_fd_);
     record->lock_fd_ = -1;
     ECHO_ASSIGN(record->moved_to_, move_aside(folder));
@@ -132,8 +134,8 @@ Status RunRecord::Rows::write_out() {
     if (bytes_written < 0) return os_error("record the run", path);
     pending.erase(0, static_cast<std::size_t>(bytes_written));
   }
-  if (const std::uint64_t rows = std::exchange(lost, 0); rows > 0)
-    log::error("{}: {} rows are lost", path.string(), rows);
+  if (const std::uint64_t lost_rows = std::exchange(lost, 0); lost_rows > 0)
+    log::error("{}: {} rows are lost", path.string(), lost_rows);
   return ok();
 }
 
@@ -144,7 +146,7 @@ void RunRecord::append_row(Rows& rows, nlohmann::json fields) {
     log::error("{}: a row of {} bytes is shortened to its main fields; the limit is {}", rows.path.string(),
                line.size(), kRowBytesMax);
     std::erase_if(fields.get_ref<nlohmann::json::object_t&>(),
-                  [](const auto& field) { return !kRowKeys.contains(field.first); });
+                  [](const auto& field) { return !kFieldsOfLongRows.contains(field.first); });
     fields["bytes_left_out"] = line.size();
     line = json_text(fields);
   }
@@ -246,7 +248,7 @@ bool is_running(const std::filesystem::path& folder) {
 
 Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {
   ECHO_ASSIGN(const std::string text, read_file(path));
-  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
+  nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
   return object;
 }

@@ -25,8 +25,10 @@ class RunRecord {
   // Opens the run's folder for writing. With `resume`, continues the existing run (kNotFound if there is none).
   // Otherwise an earlier run of the same name is moved to the first free of <name>.1, <name>.2 and so on. Fails with
   // kUnavailable if another process writes this run. `patience`: how long to wait for that process, which may end soon.
+  // `before_move` is called before an earlier run is moved, which its error prevents.
   static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume,
-                                                 Duration patience = {});
+                                                 Duration patience = {},
+                                                 const std::function<Status()>& before_move = {});
   ~RunRecord();
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -45,6 +45,7 @@ SubmissionChecker RunTask::make_submission_checker(const RunConfig& config) cons
 void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_seed(config.run.seed);
   spec.set_model_config_json(files.config.to_json());
+  // This adapter is part of the policy's weights (LoRA); the member `adapter` belongs to the task.
   if (files.config.adapter) {
     model::AdapterConfig adapter = *files.config.adapter;
     adapter.base_model.clear();  // a folder of this machine
@@ -53,6 +54,8 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_tokenizer_json(phrasing.tokenizer().to_json());
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
+  // A kCarried model can only be computed by a server. It reads a model folder, which needs the model's own config and
+  // tokenizer files.
   if (files.config.family == model::Family::kCarried)
     for (const auto& [name, text] : files.side_files()) (*spec.mutable_model_files())[name] = text;
   // The task's options may contain secrets, so they stay here unless workers need them for scoring.

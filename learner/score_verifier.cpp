@@ -26,7 +26,7 @@ std::vector<model::Token> response_of(const schema::Trajectory& trajectory) {
 
 std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response) {
-  if (trajectory.loss_mask_size() == 0) return {response};
+  if (trajectory.loss_mask_size() == 0) return {response};  // one turn
   std::vector<std::span<const model::Token>> turns;
   const auto is_of_policy = [&](std::size_t i) { return trajectory.loss_mask(static_cast<int>(i)) != 0; };
   if (response.empty() || !is_of_policy(0) || !is_of_policy(response.size() - 1)) return {};
@@ -77,7 +77,7 @@ Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Traj
     data_plane::add(computed.score, step.score);
     if (step.done) {
       if (!is_last_turn) return refuse(make_refusal("wrong score", kForged, "it goes on after its task was done"));
-      has_finished = phrasing_.response_end(turn).has_value();
+      has_finished = phrasing_.response_end(turn).has_value();  // the turn ended by itself, not at a length limit
       break;
     }
     ECHO_ASSIGN(const auto observation_tokens, phrasing_.follow_up(turn, step.observation));

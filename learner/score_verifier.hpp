@@ -52,8 +52,8 @@ class ScoreVerifier {
 
   struct ComputedScore {
     data_plane::Score score;
-    std::optional<Refusal>
-        refusal;  // set if the task gives other observations than the trajectory has, or ends elsewhere
+    // Set if the task gives other observations than the trajectory has, or ends elsewhere.
+    std::optional<Refusal> refusal;
   };
   // Runs the task on the trajectory's turns. Requires a trajectory that passed data_plane::check and has turns. An
   // error means that the task failed, not the worker. kCancelled if `stop` turns true first.

@@ -40,6 +40,7 @@ void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
   work->unscored_members = group.trajectories.size();
   work->group = std::move(group);
   work->problem = std::move(problem);
+  // `members` is a copy, because the threads count unscored_members down meanwhile.
   for (std::size_t member = 0, members = work->unscored_members; member < members; ++member)
     queue_.try_push(Item{.work = work, .member = member});  // refused only when the queue is closed
 }
@@ -67,12 +68,13 @@ void Scorer::score_until_stopped() {
     const TimePoint began_at = clock.now();
     auto computed = verifier_->compute_score(trajectory, work.problem, &stop_);
     if (stop_) return;
+    // The task ran, but does not fit the trajectory, for example because it gave other observations.
     if (computed && computed->refusal)
       computed = fail(Code::kInvalid, "score", "'{}': {}", trajectory.id(), computed->refusal->detail);
     if (computed) {
       trajectory.set_reward(computed->score.reward);
       trajectory.set_correct(computed->score.correct);
-      trajectory.set_late(computed->score.late);
+      trajectory.set_late(computed->score.late);  // grading reached its time limit
       for (const auto& [name, value] : computed->score.components) (*trajectory.mutable_components())[name] = value;
       // The score can make the trajectory invalid, for example by a reward that is not finite.
       if (const Status valid = data_plane::check(trajectory); !valid) computed = valid.error();

@@ -49,7 +49,7 @@ class Scorer {
     replay_buffer::Group group;
     schema::Problem problem;
     std::size_t unscored_members = 0;
-    Status status = ok();  // the first error of a member
+    Status status = ok();  // the first error of a member, if any
   };
   struct Item {
     std::shared_ptr<Work> work;

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPoll = std::chrono::milliseconds(50);  // of the wait for the last policy
+constexpr Duration kPoll = std::chrono::milliseconds(50);  // how often the wait for the last acknowledgements checks
 
 // Assembles the parts of a run and connects their events. The order of the members is the order of construction; they
 // end in reverse.
@@ -53,14 +53,15 @@ class Service {
       ECHO_TRY(store_settings());
     ECHO_ASSIGN(RunTask task, RunTask::read(run_.config));
     task_.emplace(std::move(task));
-    ECHO_ASSIGN(policy_, make_source({.config = run_.config,
-                                      .task = *task_,
-                                      .record = journal_->record(),
-                                      .report_phase = [this](const std::string& text) { write_status(phase_of(text)); },
-                                      .while_waiting = [this] { return fleet_->check_budget(); },
-                                      .stop = run_.stop,
-                                      .probe = run_.options.built_in.probe},
-                                     resume));
+    ECHO_ASSIGN(policy_,
+                make_source({.config = run_.config,
+                             .task = *task_,
+                             .record = journal_->record(),
+                             .report_phase = [this](const std::string& text) { write_status(phase_text(text)); },
+                             .while_waiting = [this] { return fleet_->check_budget(); },
+                             .stop = run_.stop,
+                             .probe = run_.options.built_in.probe},
+                            resume));
     // listen_early() relied on the newest checkpoint. If that was damaged, an older one was loaded.
     if (node_ && journal_->step() != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join again", policy_->steps(),
@@ -82,7 +83,7 @@ class Service {
     ECHO_TRY(fleet_->wait_for_workers(workers_->attendance(), write_phase));
     if (run_.stop) return finish("interrupted");
     TrainingLoop loop(run_, {.journal = *journal_,
-                             .policy = *policy_,
+                             .policy_source = *policy_,
                              .workers = *workers_,
                              .fleet = *fleet_,
                              .rollout_desk = *desk_,
@@ -95,7 +96,7 @@ class Service {
       return finish("out of budget");
     }
     if (!completed) return completed.error();
-    if (!*completed) return finish("interrupted");
+    if (!*completed) return finish("interrupted");  // the loop ended because of `stop`
     wait_for_final_acks();
     return finish("completed");
   }
@@ -103,10 +104,10 @@ class Service {
  private:
   Status check_and_plan() {
     // A resumed run keeps its plan, so the market is not searched again.
-    std::filesystem::path plan = run_.options.plan;
-    if (plan.empty() && run_.options.resume) plan = run_.config.run_folder() / "plan.json";
+    std::filesystem::path plan_file = run_.options.plan;
+    if (plan_file.empty() && run_.options.resume) plan_file = run_.config.run_folder() / "plan.json";
     Preflight checked =
-        preflight(run_.config, {.built_in = run_.options.built_in, .plan = plan, .resume = run_.options.resume});
+        preflight(run_.config, {.built_in = run_.options.built_in, .plan = plan_file, .resume = run_.options.resume});
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
@@ -115,6 +116,7 @@ class Service {
   }
 
   Status open_journal() {
+    // Without a database the run ends, so the journal need not wait for the disk any longer.
     ECHO_ASSIGN(journal_,
                 RunJournal::open(run_, {.is_pointless = [this] { return desk_ && desk_->has_given_up_database(); },
                                         .keep_alive = [this](const std::string& reason) -> Status {
@@ -125,9 +127,8 @@ class Service {
     workers_.emplace(run_, plan_.plan, *journal_);
     fleet_.emplace(run_, plan_.plan, *journal_);
     const std::filesystem::path& moved_to = journal_->record().moved_to();
-    if (moved_to.empty()) return ok();
-    log::info("the earlier run was moved to {}", moved_to.string());
-    return release_earlier(run_.config, moved_to);
+    if (!moved_to.empty()) log::info("the earlier run was moved to {}", moved_to.string());
+    return ok();
   }
 
   // Stores the settings of the run from now on. A resume records those that have changed.
@@ -138,7 +139,8 @@ class Service {
     return write_file_atomic(record.folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n");
   }
 
-  std::string phase_of(const std::string& text) const {
+  // A resumed run is "resuming" until its desk is open.
+  std::string phase_text(const std::string& text) const {
     return run_.options.resume && !open_desk_ ? "resuming: " + text : text;
   }
 
@@ -163,6 +165,9 @@ class Service {
     };
     events.region_of = [this](const overlay::MemberInfo& member) {
       return workers_->roster().region_of(printable(member.name), member.place);
+    };
+    events.links_of = [this](const overlay::MemberInfo& member) {
+      return workers_->roster().expected_links(printable(member.name));
     };
     events.heartbeat = [this](const overlay::HeartbeatReceived& beat) { on_heartbeat(beat); };
     events.joined = [this](const overlay::MemberInfo& member) { workers_->on_joined(member); };
@@ -229,6 +234,7 @@ class Service {
     const std::uint64_t step = journal_->step();
     ECHO_ASSIGN(desk_,
                 RolloutDesk::open(desk_options, task_->make_submission_checker(run_.config), step, std::move(events)));
+    // The earlier process may have trained on groups without being able to mark them in the database.
     if (run_.options.resume)
       mark_consumed(record.folder(), step, [this](std::uint64_t consumed, const replay_buffer::Batch& batch) {
         return desk_->consume(consumed, batch);
@@ -241,7 +247,8 @@ class Service {
   void wait_for_final_acks() {
     const TimePoint deadline = run_.clock.now() + provisioner::rules::kFinalInstallWait;
     while (!run_.stop && run_.clock.now() < deadline) {
-      if (workers_->roster().all_present_have(journal_->status().newest().first)) return;
+      const auto [newest_version, digest] = journal_->status().newest();
+      if (workers_->roster().all_present_have(newest_version)) return;
       write_status("waiting for the last policy to arrive everywhere");
       std::this_thread::sleep_for(kPoll);
     }
@@ -271,7 +278,7 @@ class Service {
       input.bytes_sent = stats.bytes_sent.count;
       input.topology = stats.topology.to_text();
     }
-    workers_->attendance().close();  // returning the fleet makes every worker leave
+    workers_->attendance().close();  // workers that leave because the fleet is returned do not count as lost
     input.workers = workers_->roster().entries();
     std::tie(input.version, input.digest) = journal.status().newest();
     fleet_->stop();  // before the last evaluation, which needs no machine
@@ -311,8 +318,9 @@ class Service {
     if (desk_) desk_->stop();
   }
 
-  // Makes the note that workers get with a policy. It has log-probabilities, with which a worker whose engine is a
-  // server checks that the server has the policy's weights. Called on a thread of the publisher.
+  // Makes the note that workers get with a policy: log-probabilities that the policy gives to fixed tokens. A worker
+  // whose engine is a separate server compares them with the server's, and so checks that it has the policy's weights.
+  // Called on a thread of the publisher.
   std::string note_for_servers(const delta::StateView& policy) const {
     const PolicyProbe& probe = run_.options.built_in.probe;
     const bool may_have_servers = run_.config.worker.engine != "builtin" || run_.config.fleet.joined_by_hand();
@@ -346,7 +354,7 @@ class Service {
     const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // check_heartbeat refused it
     const WorkerMeter::Progress progress = workers_->roster().take_heartbeat(beat.worker, *vitals, run_.clock.now());
-    // While the database cannot store, no worker gets work.
+    // While the database cannot store, no worker gets work, so the fleet must not count that time as slowness.
     const RolloutDesk* desk = open_desk_;
     const bool turned_away = progress.turned_away || (desk && desk->is_database_stalled());
     if (provisioner::FleetDriver* fleet = fleet_->driver())
@@ -360,7 +368,8 @@ class Service {
 
   // Called on the overlay's thread.
   void on_broadcast_done(const overlay::BroadcastReport& report) {
-    // A snapshot is larger than usual payloads, so the fleet gets only the times of deltas.
+    // A snapshot is larger than usual payloads, so the fleet gets only the broadcast times (t_b) of deltas, which have
+    // a base version.
     if (provisioner::FleetDriver* fleet = fleet_->driver(); fleet && report.base)
       fleet->on_broadcast_measured(report.t_b, report.payload, workers_->roster().install_time());
     const auto links = workers_->roster().links_of(report.topology.workers());

@@ -5,7 +5,8 @@
 namespace echoline::learner {
 
 // One thread, the desk's. If kInARowMax groups in a row are set aside and none succeeds meanwhile, the fault is the
-// run's, not the groups': can_generate() becomes an error. Groups set aside before a lease and after one count apart.
+// run's, not the groups': can_generate() becomes an error. Groups set aside before a lease are counted apart, because a
+// granted lease is enough to show that prompts are usable.
 class SetAsideGroups {
  public:
   static constexpr std::uint32_t kInARowMax = 256;

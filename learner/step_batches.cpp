@@ -45,7 +45,7 @@ void StepBatches::hand_over_batch(const Status& can_generate, const std::functio
   };
   auto answer = take_batch();
   if (answer && !*answer) return;
-  // A stalled database is tried again; the training thread waits meanwhile.
+  // A database that is stalled, but not given up, is tried again; the training thread waits meanwhile.
   if (!answer && desk_.database.stall_if_database_error(answer.error()) && desk_.database.status()) return;
   std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
   if (desk_.batch_request.answer(step, std::move(answer))) in_training_ = std::move(ids);

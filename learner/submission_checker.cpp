@@ -47,6 +47,7 @@ Result<const Question*> SubmissionChecker::question(GroupId group) {
 
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max) {
+  // Generous estimates: the limit must never refuse an honest worker.
   constexpr std::uint64_t kNamesBytes = 64 * 1024;  // names, and the reward's components
   constexpr std::uint64_t kTokenBytes = 16, kTextBytesPerToken = 256;
   const auto positions = static_cast<std::uint64_t>(positions_max);
@@ -107,7 +108,7 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& traj
     return make_refusal("malformed", kNotForged,
                         "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                         data_plane::kTurnsMax);
-  if (auto refused = check_turn_ends(trajectory, turns)) return refused;
+  if (auto refused = refusal_of_turn_ends(trajectory, turns)) return refused;
   if (is_scored_by_learner(question.problem)) {
     if (turns.size() != 1) return make_refusal("malformed", kNotForged, "{} turns, its task has one", turns.size());
     if (trajectory.finished() != verifier_->phrasing().response_end(response).has_value())
@@ -134,8 +135,8 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& traj
 }
 
 // Refuses a trajectory with a turn that neither ends by itself nor stops at its length limit.
-std::optional<Refusal> SubmissionChecker::check_turn_ends(const schema::Trajectory& trajectory,
-                                                          std::span<const std::span<const model::Token>> turns) const {
+std::optional<Refusal> SubmissionChecker::refusal_of_turn_ends(
+    const schema::Trajectory& trajectory, std::span<const std::span<const model::Token>> turns) const {
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
     const bool is_last_turn = i + 1 == turns.size();

@@ -75,8 +75,8 @@ class SubmissionChecker {
 
  private:
   std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
-  std::optional<Refusal> check_turn_ends(const schema::Trajectory& trajectory,
-                                         std::span<const std::span<const model::Token>> turns) const;
+  std::optional<Refusal> refusal_of_turn_ends(const schema::Trajectory& trajectory,
+                                              std::span<const std::span<const model::Token>> turns) const;
 
   SubmissionCheckerOptions options_;
   std::shared_ptr<const ScoreVerifier> verifier_;

@@ -15,28 +15,37 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPoll = std::chrono::milliseconds(200);  // between two looks at the request to stop
+constexpr Duration kPoll = std::chrono::milliseconds(200);  // how often a wait checks whether the run must stop
+
+// An error if the run's folder was deleted or moved. Nothing of the run can be stored then, and its machines cost
+// money.
+Status check_folder(const RunRecord& record) {
+  std::error_code ignored;
+  if (std::filesystem::exists(record.folder() / "lock", ignored)) return ok();
+  return fail(Code::kIo, "run", "{} was deleted or moved during the run, so the run ends and its machines are released",
+              record.folder().string());
+}
 
 }  // namespace
 
 Result<bool> TrainingLoop::run() {
   const RunJournal& journal = parts_.journal;
   const std::uint64_t steps = run_.config.run.steps;
-  ECHO_ASSIGN(bool not_stopped, publish(Version{journal.step()}));
-  while (not_stopped && journal.step() < steps && !run_.stop) {
-    ECHO_ASSIGN(not_stopped, train_one_step());
+  ECHO_ASSIGN(bool goes_on, publish(Version{journal.step()}));
+  while (goes_on && journal.step() < steps && !run_.stop) {
+    ECHO_ASSIGN(goes_on, train_one_step());
   }
   ECHO_TRY(checkpoint());
-  if (not_stopped) {
-    ECHO_ASSIGN(not_stopped, wait_until_published());
+  if (goes_on) {
+    ECHO_ASSIGN(goes_on, wait_until_published());
   }
-  return not_stopped && journal.step() >= steps;
+  return goes_on && journal.step() >= steps;
 }
 
 Error TrainingLoop::end_with_checkpoint(Error why) {
   RunJournal& journal = parts_.journal;
   // persist() repeats the write while the disk is full.
-  const Status saved = journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); });
+  const Status saved = journal.persist("checkpoints", [this] { return parts_.policy_source.checkpoint(); });
   why.detail +=
       saved ? fmt::format("; a checkpoint of step {} is written: go on with --resume", journal.step())
             : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before",
@@ -57,10 +66,9 @@ Error TrainingLoop::end_with_unmarked_batch(const replay_buffer::Batch& batch, E
 }
 
 Result<bool> TrainingLoop::publish(Version version) {
-  // One policy is published at a time, because memory has no room for a third one.
   ECHO_ASSIGN(const bool previous_published, wait_until_published());
   if (!previous_published) return false;
-  ECHO_ASSIGN(delta::SharedState policy, parts_.policy.policy(version));
+  ECHO_ASSIGN(delta::SharedState policy, parts_.policy_source.policy(version));
   if (!policy) return false;  // the run is being stopped
   parts_.publisher.publish(version, std::move(policy));
   return true;
@@ -71,26 +79,29 @@ Result<bool> TrainingLoop::wait_until_published() {
     ECHO_ASSIGN(const bool published, parts_.publisher.wait_until_published(kPoll));
     if (published) return true;
     if (run_.stop) return false;
+    ECHO_TRY(check_folder(parts_.journal.record()));
     parts_.write_status("publishing");
   }
 }
 
 Status TrainingLoop::checkpoint() {
   RunJournal& journal = parts_.journal;
-  ECHO_TRY(journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); }));
-  const std::uint64_t steps_to_keep = steps_kept(run_.config), step = journal.step();
-  if (step > steps_to_keep)
-    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.rollout_desk.prune(step - steps_to_keep); }));
+  ECHO_TRY(journal.persist("checkpoints", [this] { return parts_.policy_source.checkpoint(); }));
+  const std::uint64_t steps_in_buffer = steps_kept(run_.config), step = journal.step();
+  if (step > steps_in_buffer)
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.rollout_desk.prune(step - steps_in_buffer); }));
   return ok();
 }
 
 Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
-  // The fleet retries failed offers within join_timeout, and a worker that is away may return within away_max.
+  // After this time, the fleet has retried failed offers (join_timeout), and workers that were away are lost
+  // (away_max).
   const Duration no_worker_max = std::max(run_.config.fleet.join_timeout, run_.config.fleet.away_max);
   const std::uint64_t step = parts_.journal.step();
   TimePoint no_worker_since = kNever;
   while (!run_.stop) {
     auto batch = parts_.rollout_desk.wait_batch(step, kPoll);
+    ECHO_TRY(check_folder(parts_.journal.record()));
     if (!batch) return end_with_checkpoint(std::move(batch).error());
     parts_.write_status("training");
     if (*batch) return batch;
@@ -140,7 +151,7 @@ Result<bool> TrainingLoop::train_one_step() {
     trajectories_by_staleness[staleness] += group.trajectories.size();
     for (schema::Trajectory& trajectory : group.trajectories) trajectories.push_back(std::move(trajectory));
   }
-  ECHO_ASSIGN(const std::optional<TrainedStep> trained, parts_.policy.step(trajectories));
+  ECHO_ASSIGN(const std::optional<TrainedStep> trained, parts_.policy_source.step(trajectories));
   if (!trained) return false;
   if (Status consumed =
           journal.persist("replay buffer", [&] { return parts_.rollout_desk.consume(journal.step(), *batch); });
@@ -150,13 +161,13 @@ Result<bool> TrainingLoop::train_one_step() {
   const std::uint64_t step = journal.step() + 1;
   journal.set_step(step);
   const TimePoint trained_at = clock.now();
-  bool not_stopped = true;
+  bool goes_on = true;
   if (step % run_.config.staleness.publish_every == 0 || step == run_.config.run.steps) {
-    ECHO_ASSIGN(not_stopped, publish(Version{step}));
+    ECHO_ASSIGN(goes_on, publish(Version{step}));
   }
   const TimePoint handed_to_publisher_at = clock.now();
-  if (not_stopped && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
-  if (not_stopped) ECHO_TRY(parts_.policy.on_step_end());
+  if (goes_on && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+  if (goes_on) ECHO_TRY(parts_.policy_source.on_step_end());
   const TimePoint ended_at = clock.now();
   json row = batch_figures(trajectories);
   if (!run_.config.task.listed_tasks.empty()) {
@@ -169,6 +180,7 @@ Result<bool> TrainingLoop::train_one_step() {
   journal.status().add_step(row.at("reward_mean"), batch_ready_at - began_at, ended_at - began_at);
   if (fleet) {
     const std::uint64_t steps_left = run_.config.run.steps - std::min<std::uint64_t>(step, run_.config.run.steps);
+    // A wait for the disk says nothing about the learner's speed.
     fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait(), steps_left);
   }
   json staleness_counts = json::object();
@@ -182,7 +194,7 @@ Result<bool> TrainingLoop::train_one_step() {
   journal.record().append_metric("step", std::move(row));
   ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
   parts_.write_status("training");
-  return not_stopped;
+  return goes_on;
 }
 
 }  // namespace echoline::learner

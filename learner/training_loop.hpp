@@ -19,7 +19,7 @@ class TrainingLoop {
   // The parts that the loop drives; they outlive it.
   struct Parts {
     RunJournal& journal;
-    PolicySource& policy;
+    PolicySource& policy_source;
     RunWorkers& workers;
     RunFleet& fleet;
     RolloutDesk& rollout_desk;
@@ -34,16 +34,17 @@ class TrainingLoop {
   Result<bool> run();
 
  private:
-  // These return false or an absent value if the run was asked to stop first.
+  // These return false or an absent value if the run was asked to stop first, otherwise true or a value.
   Result<std::optional<replay_buffer::Batch>> wait_for_batch();
   Result<bool> train_one_step();
-  // First waits until the previous policy is encoded: memory has no room for a third policy.
+  // First waits until the previous policy is published: memory has room for that one and the next only.
   Result<bool> publish(Version version);
   Result<bool> wait_until_published();
   Status checkpoint();
   Status expel_implausible_workers(const TrainedStep& trained);
   // Writes a checkpoint and adds the outcome to the error that ends the run.
   Error end_with_checkpoint(Error why);
+  // Also stores the ids of a batch that was trained on but could not be marked as consumed.
   Error end_with_unmarked_batch(const replay_buffer::Batch& batch, Error why);
 
   const RunHost run_;

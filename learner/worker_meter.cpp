@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "replay_buffer/rules.hpp"
+
 namespace echoline::learner {
 
 void WorkerMeter::record_accepted(std::uint64_t rollouts, double lease_seconds) {
@@ -33,7 +35,7 @@ WorkerMeter::Progress WorkerMeter::measured_progress(const schema::Vitals& vital
   // After an absence, the reported time includes the absence, so the time with leases counts instead.
   const double worked_s = std::exchange(has_returned_, false) || reported_s == 0 ? pending_.busy_s : reported_s;
   const Progress progress{.rollouts = pending_.rollouts,
-                          .busy_s = std::max(std::min(worked_s, passed_s), pending_.busy_s / 2),
+                          .busy_s = replay_buffer::counted_work_seconds(std::min(worked_s, passed_s), pending_.busy_s),
                           .turned_away = false};
   reported_busy_s_ = vitals.busy_s();
   counted_since_ = now;

@@ -139,6 +139,7 @@ Result<AdapterConfig> AdapterConfig::from_json(std::string_view text) {
 }
 
 std::string AdapterConfig::to_json() const {
+  // PEFT declares lora_alpha as an integer.
   const auto whole_alpha = static_cast<std::int64_t>(alpha);
   const bool is_whole = static_cast<double>(whole_alpha) == alpha;
   const nlohmann::ordered_json root = {{"peft_type", "LORA"},
@@ -160,30 +161,30 @@ std::string AdapterConfig::to_json() const {
 Result<delta::StateView> adapter_layout(const delta::StateView& base, const AdapterConfig& adapter) {
   ECHO_TRY(adapter.validate());
   delta::StateView layout;
-  std::set<std::string, std::less<>> used_targets, layers;
+  std::set<std::string, std::less<>> used_targets, possible_targets;
   for (const delta::TensorView& tensor : base) {
     const std::string_view layer = layer_name(tensor);
     if (layer.empty() || is_adapter_tensor(layer) || last_part(layer) == kEmbedding) continue;
-    layers.emplace(last_part(layer));
+    possible_targets.emplace(last_part(layer));
     // As in PEFT, a target may also be a longer end of the name, such as "self_attn.q_proj".
     const auto target = std::find_if(adapter.targets.begin(), adapter.targets.end(), [&](const std::string& t) {
       return layer == t || (layer.ends_with(t) && layer[layer.size() - t.size() - 1] == '.');
     });
     if (target == adapter.targets.end()) continue;
     used_targets.insert(*target);
-    const auto add = [&](const char* part, std::vector<std::int64_t> shape) {
+    const auto add_matrix = [&](const char* part, std::vector<std::int64_t> shape) {
       layout.push_back({.name = fmt::format("{}{}.{}.weight", kAdapterPrefix, layer, part),
                         .dtype = delta::DType::kBF16,
                         .shape = std::move(shape),
                         .bytes = {}});
     };
-    add("lora_A", {adapter.rank, tensor.shape[1]});
-    add("lora_B", {tensor.shape[0], adapter.rank});
+    add_matrix("lora_A", {adapter.rank, tensor.shape[1]});
+    add_matrix("lora_B", {tensor.shape[0], adapter.rank});
   }
   for (const std::string& target : adapter.targets)
     if (!used_targets.contains(target))
       return fail(Code::kInvalid, "adapter", "the target '{}' is no matrix of the model, which has {}", target,
-                  layers.empty() ? "none" : fmt::format("{}", fmt::join(layers, ", ")));
+                  possible_targets.empty() ? "none" : fmt::format("{}", fmt::join(possible_targets, ", ")));
   std::sort(layout.begin(), layout.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return layout;
 }
@@ -192,7 +193,7 @@ Result<delta::OwnedState> init_adapter(const delta::StateView& base, const Adapt
   ECHO_ASSIGN(const delta::StateView layout, adapter_layout(base, adapter));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
   // Mixed into the seed, so that the adapter's numbers differ from those of a base with the same seed.
-  constexpr std::uint64_t kSeedMark = 0x61646170746572;
+  constexpr std::uint64_t kSeedMark = 0x61646170746572;  // "adapter" in ASCII
   for (std::size_t t = 0; t < layout.size(); ++t) {
     const std::span<std::byte> bytes = state.mutable_bytes(t);
     if (layout[t].name.ends_with(".lora_B.weight")) {
@@ -243,15 +244,16 @@ Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const Ad
   const SplitPolicy parts = split_adapter(policy);
   ECHO_TRY(join_adapter(parts.base, parts.adapter, config));  // only to check names and shapes
   ECHO_ASSIGN(delta::OwnedState merged, delta::copy_of(parts.base));
-  const delta::StateView layout = merged.view();
+  const delta::StateView merged_view = merged.view();
   const auto scale = static_cast<float>(config.scale());
-  for (std::size_t t = 0; t < layout.size(); ++t) {
-    const std::string_view layer = layer_name(layout[t]);
+  for (std::size_t t = 0; t < merged_view.size(); ++t) {
+    const std::string_view layer = layer_name(merged_view[t]);
     const delta::TensorView* const a = find(parts.adapter, fmt::format("{}{}.lora_A.weight", kAdapterPrefix, layer));
     const delta::TensorView* const b = find(parts.adapter, fmt::format("{}{}.lora_B.weight", kAdapterPrefix, layer));
-    if (layer.empty() || a == nullptr || b == nullptr) continue;
-    for (const delta::TensorView* tensor : {&layout[t], a, b}) ECHO_TRY(check_mergeable(*tensor));
-    const auto out = static_cast<std::size_t>(layout[t].shape[0]), in = static_cast<std::size_t>(layout[t].shape[1]);
+    if (layer.empty() || a == nullptr || b == nullptr) continue;  // not adapted: the base's weight stays
+    for (const delta::TensorView* tensor : {&merged_view[t], a, b}) ECHO_TRY(check_mergeable(*tensor));
+    const auto out = static_cast<std::size_t>(merged_view[t].shape[0]),
+               in = static_cast<std::size_t>(merged_view[t].shape[1]);
     const auto rank = static_cast<std::size_t>(config.rank);
     const std::vector<float> a_values = values_of(*a), b_values = values_of(*b);
     std::vector<float> row(in);  // one row of alpha / rank * B A
@@ -264,7 +266,7 @@ Result<delta::OwnedState> merge_adapter(const delta::StateView& policy, const Ad
         for (std::size_t i = 0; i < in; ++i) row[i] += factor * a_row[i];
       }
       for (std::size_t i = 0; i < in; ++i)
-        write_value(bytes, layout[t].dtype, o * in + i, read_value(layout[t], o * in + i) + row[i]);
+        write_value(bytes, merged_view[t].dtype, o * in + i, read_value(merged_view[t], o * in + i) + row[i]);
     }
   }
   merged.seal();

@@ -15,12 +15,12 @@ std::size_t last_character_begin(std::string_view text) {
   return begin;
 }
 
-bool starts_with_word(std::string_view text) {
+bool starts_with_word_character(std::string_view text) {
   const auto character = text.empty() ? std::nullopt : first_character(text);
   return character && is_word_character(character->code);
 }
-bool ends_with_word(std::string_view text) {
-  return !text.empty() && starts_with_word(text.substr(last_character_begin(text)));
+bool ends_with_word_character(std::string_view text) {
+  return !text.empty() && starts_with_word_character(text.substr(last_character_begin(text)));
 }
 
 // Index at which the white space at the end of `text` begins; text.size() without such white space.
@@ -95,7 +95,9 @@ void AddedTokenFinder::find(std::string_view text, std::vector<Section>& section
     const AddedToken& token = tokens_[*match];
     std::size_t begin = std::exchange(i, match_end), end = match_end;
     // The search goes on after a match, even after one that is not a single word.
-    if (token.is_single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
+    if (token.is_single_word &&
+        (ends_with_word_character(text.substr(0, begin)) || starts_with_word_character(text.substr(end))))
+      continue;
     if (token.takes_left_space) begin = std::max(trailing_space_begin(text.substr(0, begin)), sections_end);
     if (token.takes_right_space) end += leading_space_bytes(text.substr(end));
     if (sections_end < begin) sections.push_back({sections_end, begin, std::nullopt});

@@ -17,7 +17,7 @@ using tokenizer_json::Json;
 using tokenizer_json::member;
 using tokenizer_json::short_dump;
 // Up to this number of tokens in a piece, a search through all pairs is faster than a queue.
-constexpr std::size_t kFewSymbols = 48;
+constexpr std::size_t kFewTokensMax = 48;
 
 }  // namespace
 
@@ -131,10 +131,10 @@ bool BytePairs::append_byte_tokens(std::string_view character, std::vector<Token
   return true;
 }
 
-Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& tokens) const {
+Status BytePairs::append_unmerged_tokens(std::string_view piece, std::vector<Token>& tokens) const {
   // The unknown token is appended only before the next known token. So the fallback bytes of characters between them
   // are before it, as in Hugging Face's tokenizers.
-  bool has_unknown = false;
+  bool unknown_is_pending = false;
   for (std::size_t i = 0, bytes = 1; i < piece.size(); i += bytes) {
     char32_t code = static_cast<unsigned char>(piece[i]);
     if (!is_byte_level_ && code >= 0x80) {
@@ -146,18 +146,18 @@ Status BytePairs::first_tokens(std::string_view piece, std::vector<Token>& token
     }
     const std::string_view character = piece.substr(i, bytes);
     if (const std::optional<Token> token = character_token(character, code)) {
-      if (std::exchange(has_unknown, false)) tokens.push_back(*unknown_);
+      if (std::exchange(unknown_is_pending, false)) tokens.push_back(*unknown_);
       tokens.push_back(*token);
     } else if (falls_back_to_bytes_ && append_byte_tokens(character, tokens)) {
       continue;
     } else if (unknown_) {
-      if (std::exchange(has_unknown, true) && !fuses_unknown_) tokens.push_back(*unknown_);
+      if (std::exchange(unknown_is_pending, true) && !fuses_unknown_) tokens.push_back(*unknown_);
     } else if (merges_.size() == 0) {  // an alphabet must cover its texts; with merges, the character is left out
       return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
                   static_cast<unsigned char>(piece[i]), short_dump(std::string(piece)));
     }
   }
-  if (has_unknown) tokens.push_back(*unknown_);
+  if (unknown_is_pending) tokens.push_back(*unknown_);
   return ok();
 }
 
@@ -169,10 +169,10 @@ Status BytePairs::encode(std::string_view piece, std::vector<Token>& out) const 
     }
   thread_local std::vector<Token> tokens;  // its memory is used again by the next call
   tokens.clear();
-  ECHO_TRY(first_tokens(piece, tokens));
+  ECHO_TRY(append_unmerged_tokens(piece, tokens));
   if (tokens.size() < 2 || merges_.size() == 0)
     out.insert(out.end(), tokens.begin(), tokens.end());
-  else if (tokens.size() <= kFewSymbols)
+  else if (tokens.size() <= kFewTokensMax)
     merge_few(tokens, out);
   else
     merge_many(tokens, out);
@@ -182,13 +182,13 @@ Status BytePairs::encode(std::string_view piece, std::vector<Token>& out) const 
 // Merges the pair of lowest rank, leftmost first, until no pair can be merged.
 void BytePairs::merge_few(std::span<Token> tokens, std::vector<Token>& out) const {
   constexpr PairTable::Value kNoMerge = {std::numeric_limits<std::uint32_t>::max(), 0};
-  std::array<PairTable::Value, kFewSymbols> merges;  // merges[i] is the merge of tokens[i] and tokens[i + 1]
+  std::array<PairTable::Value, kFewTokensMax> merges;  // merges[i] is the merge of tokens[i] and tokens[i + 1]
   std::size_t size = tokens.size();
-  const auto update = [&](std::size_t i) {
+  const auto update_merge_at = [&](std::size_t i) {
     const PairTable::Value* merge = merge_of(tokens[i], tokens[i + 1]);
     merges[i] = merge ? *merge : kNoMerge;
   };
-  for (std::size_t i = 0; i + 1 < size; ++i) update(i);
+  for (std::size_t i = 0; i + 1 < size; ++i) update_merge_at(i);
   while (size > 1) {
     std::size_t best = 0;
     for (std::size_t i = 1; i + 1 < size; ++i)
@@ -200,8 +200,8 @@ void BytePairs::merge_few(std::span<Token> tokens, std::vector<Token>& out) cons
       merges[i] = merges[i + 1];
     }
     --size;
-    if (best > 0) update(best - 1);
-    if (best + 1 < size) update(best);
+    if (best > 0) update_merge_at(best - 1);
+    if (best + 1 < size) update_merge_at(best);
   }
   out.insert(out.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(size));
 }

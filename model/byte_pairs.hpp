@@ -54,7 +54,7 @@ class BytePairs {
     return merges_.find(PairTable::key(static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right)));
   }
   // Appends the tokens of the piece's single characters or, if byte-level, single bytes, before any merge.
-  Status first_tokens(std::string_view piece, std::vector<Token>& tokens) const;
+  Status append_unmerged_tokens(std::string_view piece, std::vector<Token>& tokens) const;
   std::optional<Token> character_token(std::string_view character, char32_t code) const;
   bool append_byte_tokens(std::string_view character, std::vector<Token>& tokens) const;
   void merge_few(std::span<Token> tokens, std::vector<Token>& out) const;

@@ -1,4 +1,5 @@
-// Evaluates the tree of a chat template (template_syntax.hpp), and bounds its steps, memory and depth.
+// Evaluates the tree of a chat template: a model's own Jinja template, which turns a conversation into a prompt
+// (template_syntax.hpp). Bounds its steps, memory and depth.
 #include "model/chat_template.hpp"
 
 #include <algorithm>
@@ -30,8 +31,9 @@ namespace {
 
 constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
 constexpr std::size_t kBytesMax = 256u << 20;  // of all texts and lists that a rendering creates
-constexpr std::size_t kNestingMax = 64;  // levels of lists and mappings in a variable, which are freed recursively
-constexpr std::size_t kDepthMax = 1000;  // levels of expressions, blocks and macros, because evaluation recurses
+constexpr std::size_t kNestingMax = 64;      // levels of lists and mappings in a variable, which are freed recursively
+constexpr std::size_t kDepthMax = 1000;      // levels of expressions, blocks and macros, because evaluation recurses
+constexpr std::size_t kNameBytesShown = 40;  // of a template's name in an error message
 constexpr std::string_view kErrorSource = "chat template";
 
 using Integer = std::int64_t;
@@ -137,11 +139,11 @@ class Renderer {
             if (!holds) continue;
             ECHO_ASSIGN(const Flow flow, run(branch.body));
             if (flow != Flow::kNormal) return flow;
-            break;
+            break;  // the branches after it are not evaluated
           }
           break;
         case Statement::Kind::kFor: {
-          ECHO_ASSIGN(const Flow flow, loop(statement));
+          ECHO_ASSIGN(const Flow flow, run_loop(statement));
           if (flow != Flow::kNormal) return flow;
           break;
         }
@@ -169,7 +171,7 @@ class Renderer {
       chat::set_entry(scopes_.back(), statement.targets.front(), std::move(value));
       return ok();
     }
-    const Value* target = lookup(statement.targets.front());
+    const Value* target = find_variable(statement.targets.front());
     Dict* space = target ? target->dict() : nullptr;
     if (!space || !namespaces_.contains(space))
       return template_error("cannot set '{0}.{1}': '{0}' is not a namespace", statement.targets.front(),
@@ -214,7 +216,9 @@ class Renderer {
     std::vector<Dict>& scopes_;
   };
 
-  Result<Flow> loop(const Statement& statement) {
+  // Runs {% for x in items if condition %} body {% else %} other {% endfor %}: branch 0 is the body, branch 1 the else
+  // part, which runs if there are no items.
+  Result<Flow> run_loop(const Statement& statement) {
     ECHO_ASSIGN(const Value iterable, eval(*statement.expression));
     ECHO_ASSIGN(List items, items_of(iterable));
     if (statement.condition) {
@@ -251,7 +255,7 @@ class Renderer {
   }
 
   // The variable of this name in the innermost scope that has one; null if there is none.
-  const Value* lookup(std::string_view name) const {
+  const Value* find_variable(std::string_view name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
       if (const Value* value = chat::find(*scope, name)) return value;
     return nullptr;
@@ -292,7 +296,7 @@ class Renderer {
       case Kind::kLiteral:
         return e.value;
       case Kind::kName: {
-        const Value* value = lookup(e.name);
+        const Value* value = find_variable(e.name);
         return value ? *value : Value{Undefined{e.name}};
       }
       case Kind::kList: {
@@ -311,21 +315,21 @@ class Renderer {
       }
       case Kind::kAttribute: {
         ECHO_ASSIGN(const Value object, eval(*e.parts[0]));
-        return attribute(object, e.name);
+        return attribute_of(object, e.name);
       }
       case Kind::kIndex: {
         ECHO_ASSIGN(const Value object, eval(*e.parts[0]));
         ECHO_ASSIGN(const Value index, eval(*e.parts[1]));
-        return element(object, index);
+        return element_of(object, index);
       }
       case Kind::kSlice:
-        return slice(e);
+        return eval_slice(e);
       case Kind::kCall:
-        return call(e);
+        return eval_call(e);
       case Kind::kFilter:
-        return filter(e);
+        return eval_filter(e);
       case Kind::kTest:
-        return test(e);
+        return eval_test(e);
       case Kind::kNot: {
         ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
         return Value{!chat::is_truthy(value)};
@@ -337,7 +341,7 @@ class Renderer {
         return template_error("cannot negate {}", chat::kind(value));
       }
       case Kind::kBinary:
-        return binary(e);
+        return eval_binary(e);
       case Kind::kConditional: {
         ECHO_ASSIGN(const Value condition, eval(*e.parts[0]));
         if (chat::is_truthy(condition)) return eval(*e.parts[1]);
@@ -358,15 +362,15 @@ class Renderer {
   }
 
   // object.name, object[index] and, below, object[begin:end:stride], by the rules of Jinja and Python.
-  Result<Value> attribute(const Value& object, const std::string& name) const {
+  Result<Value> attribute_of(const Value& object, const std::string& name) const {
     if (object.is_undefined()) return template_error("cannot take '.{}' of {}", name, chat::kind(object));
     if (const Dict* dict = object.dict())
       if (const Value* value = chat::find(*dict, name)) return *value;
     return Value{Undefined{name}};
   }
 
-  Result<Value> element(const Value& object, const Value& index) const {
-    if (const auto* key = index.as<std::string>()) return attribute(object, *key);
+  Result<Value> element_of(const Value& object, const Value& index) const {
+    if (const auto* key = index.as<std::string>()) return attribute_of(object, *key);
     const auto* i = index.as<Integer>();
     const List* list = object.list();
     const auto* text = object.as<std::string>();
@@ -379,7 +383,7 @@ class Renderer {
                 : Value{std::string(text_characters[static_cast<std::size_t>(position)])};
   }
 
-  Result<Value> slice(const Expression& e) {
+  Result<Value> eval_slice(const Expression& e) {
     ECHO_ASSIGN(const Value object, eval(*e.parts[0]));
     std::optional<Integer> bounds[3];
     for (std::size_t i = 0; i < 3; ++i) {
@@ -396,6 +400,7 @@ class Renderer {
     const auto size = static_cast<Integer>(items.size());
     const Integer stride = bounds[2].value_or(1);
     if (stride == 0) return template_error("the step of a slice is 0");
+    // The end of a slice is exclusive, so it lies behind the last item or, backwards, before the first one.
     const Integer lowest = stride > 0 ? 0 : -1, highest = stride > 0 ? size : size - 1;
     // Counts a negative bound from the end, and limits bounds to the list.
     const auto resolve = [&](std::optional<Integer> bound, Integer if_absent) {
@@ -415,7 +420,7 @@ class Renderer {
     return make_text(std::move(out));
   }
 
-  Result<Value> binary(const Expression& e) {
+  Result<Value> eval_binary(const Expression& e) {
     ECHO_ASSIGN(const Value a, eval(*e.parts[0]));
     if (e.name == "and" && !chat::is_truthy(a)) return a;
     if (e.name == "or" && chat::is_truthy(a)) return a;
@@ -442,7 +447,7 @@ class Renderer {
       return chat::make_list(std::move(concatenation));
     }
     if (a_text && b_text && (e.name.front() == '<' || e.name.front() == '>'))
-      return Value{ordered(e.name, a_text->compare(*b_text), 0)};
+      return Value{comparison_holds(e.name, a_text->compare(*b_text), 0)};
     // Booleans are no numbers here, unlike in Python.
     const auto number = [](const Value& v) -> std::optional<double> {
       if (const auto* i = v.as<Integer>()) return static_cast<double>(*i);
@@ -451,7 +456,7 @@ class Renderer {
     };
     const auto a_number = number(a), b_number = number(b);
     if (!a_number || !b_number) return template_error("cannot compute {} {} {}", chat::kind(a), e.name, chat::kind(b));
-    if (e.name.front() == '<' || e.name.front() == '>') return Value{ordered(e.name, *a_number, *b_number)};
+    if (e.name.front() == '<' || e.name.front() == '>') return Value{comparison_holds(e.name, *a_number, *b_number)};
     if (e.name == "/" && *b_number != 0) return Value{*a_number / *b_number};
     const auto *a_integer = a.as<Integer>(), *b_integer = b.as<Integer>();
     if (!a_integer || !b_integer) {
@@ -477,7 +482,7 @@ class Renderer {
   }
 
   template <class T>
-  static bool ordered(std::string_view comparison, const T& a, const T& b) {
+  static bool comparison_holds(std::string_view comparison, const T& a, const T& b) {
     if (comparison == "<") return a < b;
     if (comparison == ">") return a > b;
     return comparison == "<=" ? a <= b : a >= b;
@@ -496,17 +501,17 @@ class Renderer {
     return template_error("cannot look into {}", chat::kind(container));
   }
 
-  Result<Value> test(const Expression& e) {
+  Result<Value> eval_test(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
     if (!e.keywords.empty()) return template_error("the test 'is {}' with named arguments is not implemented", e.name);
-    ECHO_ASSIGN(const bool holds, passes(value, e.name, arguments));
+    ECHO_ASSIGN(const bool holds, test_holds(value, e.name, arguments));
     return Value{holds};
   }
 
   // Whether Jinja's test `value is name(arguments)` holds.
-  Result<bool> passes(const Value& value, std::string_view name, std::span<const Value> arguments) const {
+  Result<bool> test_holds(const Value& value, std::string_view name, std::span<const Value> arguments) const {
     if (arguments.empty()) {
       if (name == "defined") return !value.is_undefined();
       if (name == "undefined") return value.is_undefined();
@@ -519,6 +524,7 @@ class Renderer {
       if (name == "boolean") return value.as<bool>() != nullptr;
       if (name == "true") return value.as<bool>() && *value.as<bool>();
       if (name == "false") return value.as<bool>() && !*value.as<bool>();
+      // As in Jinja, a boolean is a number, but no integer.
       if (name == "integer") return value.as<Integer>() != nullptr;
       if (name == "number") return value.as<Integer>() || value.as<double>() || value.as<bool>();
     } else if (arguments.size() == 1) {
@@ -526,17 +532,18 @@ class Renderer {
       if (name == "ne") return !chat::equal(value, arguments[0]);
       if (name == "in") return contains(arguments[0], value);
     }
-    return template_error("the test 'is {}'{} is not implemented", name.substr(0, 40),
+    return template_error("the test 'is {}'{} is not implemented", name.substr(0, kNameBytesShown),
                           arguments.empty() ? "" : " with arguments");
   }
 
-  Result<Value> filter(const Expression& e) {
+  Result<Value> eval_filter(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
     const std::size_t count = arguments.size();
     if (e.keywords.empty()) {
       if (e.name == "default" && (count == 1 || count == 2)) {
+        // default(VALUE, true) also replaces values that count as false.
         const bool uses_default =
             value.is_undefined() || (count == 2 && chat::is_truthy(arguments[1]) && !chat::is_truthy(value));
         return uses_default ? arguments[0] : value;
@@ -589,7 +596,7 @@ class Renderer {
         return call_method(text, e.name == "trim" ? "strip" : e.name, {});
       }
     }
-    return template_error("the filter '{}'{} is not implemented for {}", e.name.substr(0, 40),
+    return template_error("the filter '{}'{} is not implemented for {}", e.name.substr(0, kNameBytesShown),
                           count > 0 ? " with these arguments" : "", chat::kind(value));
   }
 
@@ -605,14 +612,14 @@ class Renderer {
     List selected;
     for (const Value& item : items) {
       ECHO_TRY(charge_step(e.line));
-      ECHO_ASSIGN(Value property, attribute(item, *name));
+      ECHO_ASSIGN(Value property, attribute_of(item, *name));
       if (is_map) {
         selected.push_back(std::move(property));
         continue;
       }
       bool holds = chat::is_truthy(property);
       if (test_name) {
-        ECHO_ASSIGN(holds, passes(property, *test_name, std::span(arguments).subspan(2)));
+        ECHO_ASSIGN(holds, test_holds(property, *test_name, std::span(arguments).subspan(2)));
       }
       if (holds == (e.name == "selectattr")) selected.push_back(item);
     }
@@ -637,7 +644,7 @@ class Renderer {
     return chat::make_list(std::move(pairs));
   }
 
-  Result<Value> call(const Expression& e) {
+  Result<Value> eval_call(const Expression& e) {
     const Expression& callee = *e.parts[0];
     if (callee.kind == Kind::kAttribute) {
       ECHO_ASSIGN(const Value object, eval(*callee.parts[0]));
@@ -647,7 +654,8 @@ class Renderer {
         return template_error("the method '{}' with named arguments is not implemented", callee.name);
       if (const auto* text = object.as<std::string>()) return call_method(*text, callee.name, arguments);
       if (const Dict* dict = object.dict()) return call_method(*dict, callee.name, arguments);
-      return template_error("the method '{}' of {} is not implemented", callee.name.substr(0, 40), chat::kind(object));
+      return template_error("the method '{}' of {} is not implemented", callee.name.substr(0, kNameBytesShown),
+                            chat::kind(object));
     }
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
@@ -663,7 +671,7 @@ class Renderer {
     }
     if (const auto macro = macros_.find(name); macro != macros_.end())
       return call_macro(*macro->second, arguments, e.keywords);
-    if (name == "range" && e.keywords.empty()) return range(arguments);
+    if (name == "range" && e.keywords.empty()) return integers_in_range(arguments);
     if (name == "strftime_now" && arguments.size() == 1) return formatted_date(arguments[0]);
     if (name == "raise_exception" && arguments.size() == 1) {
       ECHO_ASSIGN(const std::string message, text_of(arguments[0]));
@@ -671,11 +679,11 @@ class Renderer {
     }
     return template_error(
         "the function '{}' is not implemented; known: namespace, raise_exception, range, strftime_now",
-        name.substr(0, 40));
+        name.substr(0, kNameBytesShown));
   }
 
-  // Python's range(end), range(begin, end) or range(begin, end, step) as a list.
-  Result<Value> range(const Arguments& arguments) {
+  // The list of Python's range(end), range(begin, end) or range(begin, end, step).
+  Result<Value> integers_in_range(const Arguments& arguments) {
     std::vector<Integer> numbers;
     for (const Value& argument : arguments)
       if (const auto* number = argument.as<Integer>()) numbers.push_back(*number);
@@ -694,7 +702,7 @@ class Renderer {
   }
 
   // Calls a macro; its output is the value of the call. It sees only its parameters and the template's outermost
-  // variables.
+  // variables. `keywords`: the names of the last arguments; those before them have none.
   Result<Value> call_macro(const Statement& macro, const Arguments& arguments,
                            const std::vector<std::string>& keywords) {
     const std::string& name = macro.targets.front();
@@ -732,7 +740,7 @@ class Renderer {
 
   // Formats the date that the variable strftime_now holds, as C's strftime does.
   Result<Value> formatted_date(const Value& format) const {
-    const Value* date = lookup("strftime_now");
+    const Value* date = find_variable("strftime_now");
     const auto* date_text = date ? date->as<std::string>() : nullptr;
     const auto* format_text = format.as<std::string>();
     std::tm time{};
@@ -758,8 +766,9 @@ class Renderer {
       if (name == "startswith" && count == 1) return Value{text.starts_with(texts[0])};
       if (name == "endswith" && count == 1) return Value{text.ends_with(texts[0])};
       if ((name == "strip" || name == "lstrip" || name == "rstrip") && count <= 1)
-        return make_text(chat::strip(text, name != "rstrip", name != "lstrip", count == 1 ? &texts[0] : nullptr));
-      if (name == "split" && count <= 1) return split(text, count == 1 ? &texts[0] : nullptr);
+        return make_text(
+            chat::strip(text, /*left=*/name != "rstrip", /*right=*/name != "lstrip", count == 1 ? &texts[0] : nullptr));
+      if (name == "split" && count <= 1) return split_text(text, count == 1 ? &texts[0] : nullptr);
       if ((name == "upper" || name == "lower" || name == "capitalize") && count == 0) {
         std::string out = text;
         for (std::size_t i = 0; i < out.size(); ++i) {
@@ -781,12 +790,12 @@ class Renderer {
         return make_text(out + text.substr(begin));
       }
     }
-    return template_error("the method '{}' of a string{} is not implemented", name.substr(0, 40),
+    return template_error("the method '{}' of a string{} is not implemented", name.substr(0, kNameBytesShown),
                           count > 0 ? " with these arguments" : "");
   }
 
   // Python's str.split(). `separator` null: splits at white space.
-  Result<Value> split(const std::string& text, const std::string* separator) {
+  Result<Value> split_text(const std::string& text, const std::string* separator) {
     ECHO_TRY(charge_bytes(text.size()));
     List parts;
     if (separator) {
@@ -823,7 +832,7 @@ class Renderer {
       if (const Value* value = chat::find(dict, *key)) return *value;
       return arguments.size() == 2 ? arguments[1] : Value{None{}};
     }
-    return template_error("the method '{}' of a mapping is not implemented", name.substr(0, 40));
+    return template_error("the method '{}' of a mapping is not implemented", name.substr(0, kNameBytesShown));
   }
 
   std::vector<Dict> scopes_;  // variables, outermost scope first
@@ -831,7 +840,9 @@ class Renderer {
   std::vector<Value> namespace_values_;  // keeps all namespaces alive, so that addresses in namespaces_ stay unique
   std::map<std::string, const Statement*, std::less<>> macros_;
   std::string out_;
-  std::size_t line_ = 0;  // of the current statement or expression, for messages
+  // The line of the current statement or expression, for messages. Evaluating a part of an expression changes it, so it
+  // is set again afterwards.
+  std::size_t line_ = 0;
   std::size_t steps_ = 0, bytes_ = 0, depth_ = 0;
 };
 

@@ -231,8 +231,9 @@ Result<ModelConfig> read_computable(const json& root) {
   return config;
 }
 
-// Reads a model that this program only carries: the fields that a run needs. Sizes are optional if only memory
-// estimates use them. `text` is the whole file, `reason` why the model cannot be computed.
+// Reads a model that this program cannot compute, but carries: it stores the weights and sends them to inference
+// servers. Reads the fields that a run needs. Sizes are optional if only memory estimates use them. `text` is the whole
+// file, `reason` why the model cannot be computed.
 Result<ModelConfig> read_carried(const json& root, std::string_view text, std::string reason) {
   Fields outer(root);
   // Models for text and images keep the decoder's shape in an object of its own.
@@ -328,7 +329,7 @@ Status ModelConfig::check_computable() const {
 
 std::string ModelConfig::to_json() const {
   if (family == Family::kCarried) return source_json;
-  nlohmann::ordered_json j = {
+  nlohmann::ordered_json fields_of_file = {
       {"architectures",
        {std::find_if(std::begin(kFamilies), std::end(kFamilies),
                      [&](const auto& entry) { return entry.first == family; })
@@ -354,17 +355,18 @@ std::string ModelConfig::to_json() const {
       {"torch_dtype", "bfloat16"},
       {"use_cache", true},
   };
-  if (family == Family::kMistral) j["sliding_window"] = nullptr;  // without the field, transformers sets a window
+  if (family == Family::kMistral)
+    fields_of_file["sliding_window"] = nullptr;  // without the field, transformers sets a window
   if (rope_scaling)
-    j["rope_scaling"] = {{"rope_type", "llama3"},
-                         {"factor", rope_scaling->factor},
-                         {"low_freq_factor", rope_scaling->low_freq_factor},
-                         {"high_freq_factor", rope_scaling->high_freq_factor},
-                         {"original_max_position_embeddings", rope_scaling->original_positions}};
-  if (eos.size() == 1) j["eos_token_id"] = eos.front();
-  if (eos.size() > 1) j["eos_token_id"] = eos;
-  if (bos) j["bos_token_id"] = *bos;
-  return j.dump(2) + "\n";
+    fields_of_file["rope_scaling"] = {{"rope_type", "llama3"},
+                                      {"factor", rope_scaling->factor},
+                                      {"low_freq_factor", rope_scaling->low_freq_factor},
+                                      {"high_freq_factor", rope_scaling->high_freq_factor},
+                                      {"original_max_position_embeddings", rope_scaling->original_positions}};
+  if (eos.size() == 1) fields_of_file["eos_token_id"] = eos.front();
+  if (eos.size() > 1) fields_of_file["eos_token_id"] = eos;
+  if (bos) fields_of_file["bos_token_id"] = *bos;
+  return fields_of_file.dump(2) + "\n";
 }
 
 Status ModelConfig::validate() const {
@@ -416,6 +418,8 @@ Status ModelConfig::validate() const {
 
 std::uint64_t ModelConfig::parameters() const {
   if (family == Family::kCarried) return carried_elements;
+  // Attention: the four projections, the norms of heads, and biases. A layer adds the MLP's three matrices and two
+  // norms; the model adds the embeddings, the lm_head unless it is tied to them, and the last norm.
   const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + (qk_norm() ? 2 * head_dim : 0) +
                                  (qkv_bias() ? (heads + 2 * kv_heads) * head_dim : 0);
   const std::int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
@@ -440,6 +444,9 @@ MemoryEstimate memory_estimate(const ModelConfig& config) {
   const std::uint64_t trained = config.adapter ? config.adapter_parameters() : parameters;
   const std::int64_t values_per_token = 2 * config.layers * config.kv_heads * config.head_dim;
   return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kPolicyBytes * parameters},
+          .trained_bf16 = config.family != Family::kCarried        ? Bytes{kPolicyBytes * trained}
+                          : config.carried_adapter_bytes.count > 0 ? config.carried_adapter_bytes
+                                                                   : config.carried_bytes,
           .training = {kPolicyBytes * parameters + kTrainedBytes * trained},
           .kv_cache_per_token = {kPolicyBytes * static_cast<std::uint64_t>(values_per_token)}};
 }
@@ -488,8 +495,8 @@ ModelConfig with_bytes(ModelConfig config) {
 // Adds the vocabulary and other settings of the Qwen3 presets.
 ModelConfig as_qwen3(ModelConfig config, bool tied) {
   config.vocab_size = 151936;
-  config.eos = {151645};
-  config.bos = 151643;
+  config.eos = {151645};  // <|im_end|>
+  config.bos = 151643;    // <|endoftext|>
   config.head_dim = 128;
   config.positions_max = 40960;
   config.rope_theta = 1e6;
@@ -509,8 +516,8 @@ ModelConfig llama_3_2_1b() {
   ModelConfig config = config_of_shape(2048, 8192, 16, 32, 8);
   config.family = Family::kLlama;
   config.vocab_size = 128256;
-  config.eos = {128001};
-  config.bos = 128000;
+  config.eos = {128001};  // <|end_of_text|>
+  config.bos = 128000;    // <|begin_of_text|>
   config.head_dim = 64;
   config.positions_max = 131072;
   config.rms_norm_eps = 1e-5;

@@ -17,9 +17,9 @@ namespace echoline::model {
 // Index into the vocabulary.
 using Token = std::int32_t;
 
-// kCarried: another family, or one of these with a feature that is not implemented. This program only transports the
-// policies of such a model, which may have tensors of any names and types. An external trainer makes them, and an
-// inference server generates with them.
+// kCarried: another family, or a model of these families with a feature that is not implemented. This program only
+// transports the policies of such a model, which may have tensors of any names and types. An external trainer makes
+// them, and an inference server generates with them.
 enum class Family { kQwen3, kQwen2, kLlama, kMistral, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
@@ -60,6 +60,7 @@ struct ModelConfig {
   std::string reason_not_computable;   // names the field, what it is, and what would be accepted
   std::uint64_t carried_elements = 0;  // values of all tensors; 0: not known, because no weights were read
   Bytes carried_bytes{};               // of all tensors
+  Bytes carried_adapter_bytes{};       // of the tensors of `adapter`; 0: no adapter, or not known
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
@@ -87,8 +88,9 @@ struct ModelConfig {
 
 // The memory of a model of this shape, without activations.
 struct MemoryEstimate {
-  Bytes policy_bf16;  // the weights as broadcast, and as a worker holds them on a GPU; a carried model's own types
-  Bytes training;     // policy and gradient in bf16; fp32 master, first and second moment of AdamW
+  Bytes policy_bf16;   // the weights as broadcast, and as a worker holds them on a GPU; a carried model's own types
+  Bytes trained_bf16;  // the part of the policy that a learner step changes: its adapter, or everything
+  Bytes training;      // policy and gradient in bf16; fp32 master, first and second moment of AdamW
   Bytes kv_cache_per_token;  // keys and values of all layers in bf16
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);

@@ -69,6 +69,7 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
       multiply(packed_x, x.size(0), *weight, y->data_ptr<float>(), y->stride(0), add);
     } else {
       const Tensor weight_fp32 = weight->to(torch::kFloat).t();
+      // libtorch takes `out` as a Tensor&, although only its values change.
       add ? at::addmm_out(const_cast<Tensor&>(*y), *y, x, weight_fp32)
           : at::mm_out(const_cast<Tensor&>(*y), x, weight_fp32);
     }

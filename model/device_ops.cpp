@@ -26,7 +26,8 @@ namespace {
 constexpr std::int64_t kLogitBytes = std::int64_t{1} << 29;
 constexpr std::int64_t kLogitRows = 256;  // rows of a part are a multiple of it, because products are computed in tiles
 
-// In all names below, a slope is the gradient of the loss with respect to a value.
+// In all names below, a slope is the gradient of the loss with respect to a value. backward() returns the gradients in
+// the order of forward()'s parameters; those that get none are undefined.
 struct NormAndSum : torch::autograd::Function<NormAndSum> {
   // `addend` is empty if there is none, because a Function takes no undefined tensors.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& addend, const Tensor& weight,
@@ -36,7 +37,7 @@ struct NormAndSum : torch::autograd::Function<NormAndSum> {
     context->save_for_backward({sum, weight});
     context->saved_data["eps"] = eps;
     context->saved_data["adds"] = adds;
-    context->set_materialize_grads(false);
+    context->set_materialize_grads(false);  // the gradient of an unused result is undefined, rather than zeros
     return {out, sum};
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -44,6 +45,7 @@ struct NormAndSum : torch::autograd::Function<NormAndSum> {
     const Tensor slope = gradients[0].defined() ? gradients[0] : torch::zeros_like(saved[0]);
     const auto [x, weight] =
         training::norm_backward(saved[0], saved[1], slope, gradients[1], context->saved_data["eps"].toDouble());
+    // Both addends of the sum have the same gradient.
     return {x, context->saved_data["adds"].toBool() ? x : Tensor(), weight, Tensor()};
   }
 };
@@ -237,6 +239,7 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
   template <class F>
   static void for_each_part(const Tensor& hidden, const Tensor& weight, const F& f) {
     const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
+    // The rows of an equal share, rounded up to a multiple of kLogitRows.
     const std::int64_t part_rows =
         parts == 0 ? 1 : ((rows + parts - 1) / parts + kLogitRows - 1) / kLogitRows * kLogitRows;
     for (std::int64_t begin = 0; begin < rows; begin += part_rows) f(begin, std::min(part_rows, rows - begin));
@@ -300,6 +303,8 @@ std::pair<Tensor, Tensor> norm_and_sum(const Tensor& x, const Tensor& addend, co
   return {rms_norm(sum, weight, eps), sum};
 }
 
+// The rows of `joint_weight` must be a multiple of 16: the kernel reads each half of a product in packs of 16 bytes,
+// which are 8 bf16 values.
 bool supports_joint_gated(const Tensor& x, const Tensor& joint_weight) {
   return joint_weight.defined() && training::kernels_support(x) && joint_weight.scalar_type() == x.scalar_type() &&
          joint_weight.size(0) % 16 == 0;
@@ -324,6 +329,8 @@ Tensor select_rows(const Tensor& x, const Tensor& rows) {
 }
 
 AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
+  // The pointers first_query, first_key, row and first_copy go into the tensors queries_first, keys_first, rows and
+  // copies_first. A segment's `prefix` is the index of an earlier segment, or below 0.
   const std::int64_t count = segments.size(0);
   const auto* const segment = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
   const auto ints = [](std::int64_t count_of_ints) { return torch::empty({count_of_ints}, torch::kInt); };
@@ -358,8 +365,8 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
       if (segment[segment_index].prefix >= 0) add(segment[segment[segment_index].prefix]);
       add(segment[segment_index]);
     }
-    // Lists the keys that are copies of each token, by a counting sort. A token of a prefix is a key of several
-    // segments.
+    // Lists the keys of each token by a counting sort: counts them, adds up the counts to each token's first place in
+    // `copies`, and fills the places.
     auto* const first_copy = copies_first.data_ptr<std::int32_t>();
     std::fill(first_copy, first_copy + tokens + 1, 0);
     for (std::int64_t i = 0; i < keys; ++i) ++first_copy[row[i] + 1];
@@ -378,6 +385,7 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
 
 bool supports_attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& rotation) {
 #ifdef ECHOLINE_FLASH_ATTENTION
+  // libtorch's flash attention takes heads of a multiple of 8 values.
   const std::int64_t dim = qkv.size(1) / (rotation.heads + 2 * rotation.kv_heads);
   return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 &&
          supports_rotate_on_device(qkv, rotation);

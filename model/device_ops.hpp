@@ -30,12 +30,18 @@ torch::Tensor select_rows(const torch::Tensor& x, const torch::Tensor& rows);
 // keys are those of its prefix followed by its own. Its last query sees all of them, the query before it all but the
 // last, and so on.
 struct AttentionPlan {
-  torch::Tensor queries_first, keys_first;     // int32 [segments + 1]: each segment's first query and key; then the end
-  std::int64_t queries_max = 0, keys_max = 0;  // of a segment
-  torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined if the keys are the tokens
-  torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined like `rows`
+  torch::Tensor queries_first, keys_first;     // int32 [segments + 1]: index of each segment's first query and key; the
+                                               // last entry is the number of all
+  std::int64_t queries_max = 0, keys_max = 0;  // most of one segment
+  // int32 [keys]: the token of each key. A token of a prefix has a key in each segment that begins with it. Undefined
+  // if key i is that of token i for every i.
+  torch::Tensor rows;
+  // The keys of each token, whose gradients the backward pass adds up: those of token t are copies[copies_first[t]] to
+  // copies[copies_first[t + 1] - 1]. int32 [tokens + 1], [keys]; undefined like `rows`.
+  torch::Tensor copies_first, copies;
 };
-// Makes the plan for segments as in pack(). With `gathers`, `rows` is defined even if no segment has a prefix.
+// Makes the plan for segments as in pack(). With `gathers`, `rows` and `copies` are defined even if no segment has a
+// prefix.
 AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
 
 // Whether attend_on_device() can be used, which requires bf16 and a libtorch with flash attention.

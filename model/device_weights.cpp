@@ -87,6 +87,7 @@ Result<delta::SharedState> DeviceWeights::policy() {
 
 bool DeviceWeights::all_finite() const {
   torch::NoGradGuard no_gradient;
+  // A single infinite value or NaN makes the norm of its tensor infinite or NaN.
   return torch::stack(torch::_foreach_norm(model_->parameters())).isfinite().all().item<bool>();
 }
 

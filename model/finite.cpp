@@ -77,24 +77,25 @@ Status check_finite(const delta::StateView& state, unsigned threads) {
   });
   std::size_t affected_tensors = 0, first_index = 0, last_affected = 0;
   std::uint64_t count = 0;  // in the first affected tensor
-  const delta::TensorView* first = nullptr;
+  const delta::TensorView* first_affected = nullptr;
   for (const Part& part : parts) {
     if (part.not_finite.count == 0) continue;
     const delta::TensorView& tensor = state[part.tensor];
     if (affected_tensors == 0 || last_affected != part.tensor) ++affected_tensors;
     last_affected = part.tensor;
-    if (first == nullptr) {
-      first = &tensor;
+    if (first_affected == nullptr) {
+      first_affected = &tensor;
       first_index = part.first_byte / delta::dtype_bytes(tensor.dtype) + part.not_finite.first_index;
     }
-    if (first == &tensor) count += part.not_finite.count;
+    if (first_affected == &tensor) count += part.not_finite.count;
   }
-  if (first == nullptr) return ok();
+  if (first_affected == nullptr) return ok();
   return fail(
       Code::kInvalid, "check policy",
       "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}{}; "
       "the values of a policy are finite: has training diverged?",
-      first->name, count, first_index, first->bytes.size() / delta::dtype_bytes(first->dtype),
+      first_affected->name, count, first_index,
+      first_affected->bytes.size() / delta::dtype_bytes(first_affected->dtype),
       affected_tensors > 1 ? fmt::format(", and {} more tensors have such values", affected_tensors - 1) : "");
 }
 

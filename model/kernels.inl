@@ -38,8 +38,8 @@ inline Floats lane_sums(Floats (&sums)[Count]) {
 // Multiplies R rows of x by C rows of weights w into y; R * C is at most the number of lanes. bf16 weights need x from
 // interleave(). Each weight is read once for all R rows. Prefetches A rows of weights at `ahead`.
 template <int R, int C, int A, class Weight>
-inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
-                 bool add) {
+inline void multiply_tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y,
+                          std::int64_t y_stride, bool add) {
   Floats sums[R * C] = {};
   std::int64_t k = 0;  // index of the input
   constexpr int kStep = sizeof(Weight) == 2 ? 2 * kLanes : kLanes;
@@ -93,24 +93,26 @@ constexpr int kColumns = 4;  // rows of weights, which are columns of y, per til
 template <int C, class Weight>
 inline void multiply_columns(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, float* y,
                              std::int64_t y_stride, bool add) {
-  constexpr int kRows = kLanes / kColumns;
+  constexpr int kRows = kLanes / kColumns;  // the most that multiply_tile() permits
   std::int64_t row = 0;
   const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
-  if (rows < 4 * kRows) {  // the first tile prefetches all C next rows; with more rows of x, each of C tiles one
+  if (rows < 4 * kRows) {  // few tiles: the first prefetches all C next rows of weights; otherwise each of C tiles one
     if (rows >= kRows) {
-      tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
+      multiply_tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
       row = kRows;
     }
   } else {
     for (; row < C * kRows; row += kRows, ahead += in)
-      tile<kRows, C, 1>(x + row * in, in, w, ahead, y + row * y_stride, y_stride, add);
+      multiply_tile<kRows, C, 1>(x + row * in, in, w, ahead, y + row * y_stride, y_stride, add);
   }
   for (; row + kRows <= rows; row += kRows)
-    tile<kRows, C, 0>(x + row * in, in, w, w, y + row * y_stride, y_stride, add);
+    multiply_tile<kRows, C, 0>(x + row * in, in, w, w, y + row * y_stride, y_stride, add);
   if constexpr (kRows > 2)
-    for (; row + 2 <= rows; row += 2) tile<2, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
+    for (; row + 2 <= rows; row += 2)
+      multiply_tile<2, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
   if constexpr (kRows > 1)
-    for (; row < rows; ++row) tile<1, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
+    for (; row < rows; ++row)
+      multiply_tile<1, C, C>(x + row * in, in, w, w + C * in, y + row * y_stride, y_stride, add);
 }
 
 template <class Weight>
@@ -123,7 +125,8 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
 }
 
 // Reorders x for products with bf16 weights: of every two registers, first the even elements, then the odd ones. A
-// register of pairs of bf16 weights is split into even and odd weights in the same way, without a shuffle.
+// register of pairs of bf16 weights is split into even and odd weights in the same way, without a shuffle. Has the
+// parameters of Kernels::pack; the number of rows is not needed.
 void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
   x += begin * in, out += begin * in;
   for (std::int64_t row = begin; row < end; ++row, x += in, out += in) {
@@ -171,9 +174,10 @@ void rotate(float* x, const float* weight, std::int64_t dim, float eps, const fl
   }
 }
 
-// e^x to the last one or two bits: 2^n e^r with whole n, and a polynomial for e^r on [-ln 2 / 2, ln 2 / 2].
+// e^x to the last one or two bits: 2^n e^r with whole n, and a polynomial for e^r on [-ln 2 / 2, ln 2 / 2]. The
+// coefficients are those of the Cephes library.
 inline float exponential(float x) {
-  x = std::min(std::max(x, -87.0f), 88.0f);
+  x = std::min(std::max(x, -87.0f), 88.0f);                       // so that 2^n is a normal fp32 number
   const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // x / ln 2; adding 1.5 * 2^23 rounds to whole numbers
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // x - n ln 2, with ln 2 in two parts
   float p = 1.9875691500e-4f;
@@ -193,7 +197,7 @@ void gate(float* gate, const float* up, std::int64_t count) {
 double sum(const float* x, std::int64_t count) {
   using HalfFloats = float __attribute__((vector_size(kLanes * 2)));
   using Doubles = double __attribute__((vector_size(kLanes * 4)));
-  Doubles lanes[4] = {};
+  Doubles lanes[4] = {};  // several sums, because each addition waits for the one before it
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes)
     for (int j = 0; j < 4; ++j) lanes[j] += __builtin_convertvector(load<HalfFloats>(x + i + j * kLanes / 2), Doubles);
@@ -215,7 +219,7 @@ void log_softmax(const float* x, std::int64_t count, float* out) {
   float max_value = lane_max[0];
   for (int j = 1; j < kLanes; ++j) max_value = lane_max[j] > max_value ? lane_max[j] : max_value;
   for (; i < count; ++i) max_value = x[i] > max_value ? x[i] : max_value;
-  constexpr std::int64_t kBlock = 512;
+  constexpr std::int64_t kBlock = 512;  // values whose powers are kept at a time, in the first-level cache
   float powers[kBlock];
   double total = 0;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
@@ -259,7 +263,7 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
   }
   std::int64_t d = 0;
   // Computes the next N registers of every head's output, beginning with value d.
-  const auto mix = [&]<int N>(std::integral_constant<int, N>) {
+  const auto add_weighted_values = [&]<int N>(std::integral_constant<int, N>) {
     Floats mixed[H][N] = {};
     for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
       const float* value = values + pages[first / kPageTokens] * stride + d;
@@ -277,8 +281,8 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
       }
     d += N * kLanes;
   };
-  while (d + 4 * kLanes <= dim) mix(std::integral_constant<int, 4>());
-  while (d + kLanes <= dim) mix(std::integral_constant<int, 1>());
+  while (d + 4 * kLanes <= dim) add_weighted_values(std::integral_constant<int, 4>());
+  while (d + kLanes <= dim) add_weighted_values(std::integral_constant<int, 1>());
   for (; d < dim; ++d)
     for (int head = 0; head < H; ++head) {
       float sum = 0;

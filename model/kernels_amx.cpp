@@ -62,7 +62,7 @@ void transpose(__m512i (&m)[kTile]) {
 
 std::int64_t packed_floats(std::int64_t rows, std::int64_t in) {
   if (rows <= kFewRows) return interleaved_floats(rows, in);
-  return div_up(rows, kTile) * div_up(in, kStep) * kTerms * kTileSize / 2;
+  return div_up(rows, kTile) * div_up(in, kStep) * kTerms * kTileSize / 2;  // a float has room for two bf16 numbers
 }
 
 // Writes, for 16 rows and 32 of their elements, three tiles, one for each term: the first 8 significant bits, the next
@@ -87,6 +87,7 @@ void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin
         const float* const values = x + (first + r) * in + k;
         __m512 a = _mm512_maskz_loadu_ps(low, values), b = _mm512_maskz_loadu_ps(high, values + kTile);
         for (int term = 0; term < kTerms; ++term) {
+          // The upper half of an fp32 number is a bf16 number; the difference, which is exact, remains for later terms.
           const __m512i a_bits = _mm512_castps_si512(a), b_bits = _mm512_castps_si512(b);
           terms[term][r] = _mm512_permutex2var_epi16(a_bits, halves, b_bits);
           a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(a_bits, upper)));
@@ -225,6 +226,7 @@ void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, cons
                    std::int64_t end, float* y, std::int64_t y_stride, bool add) {
   if (rows <= kFewRows) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
   const Product part{packed, rows, in, w, end, y, y_stride, add};
+  // The rows of weights of a panel, and the rows of activations: as many as fit in the second-level cache.
   const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelBytesMax / (2 * kTile * in), 1, 4) * kTile;
   const std::int64_t rows_together =
       std::max<std::int64_t>(1, kPackedBytesMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
@@ -239,6 +241,6 @@ void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, cons
 
 }  // namespace
 
-extern const Kernels kAmxKernels;
+extern const Kernels kAmxKernels;  // without this line, the constant would be visible in this file only
 const Kernels kAmxKernels = ECHOLINE_MODEL_KERNELS("amx", product_tiles, pack, packed_floats);
 }  // namespace echoline::model

@@ -10,6 +10,7 @@ constexpr int kLanes = 16;
 #include "model/training_kernels.inl"
 
 namespace echoline::model {
+// `extern`, because a constant is otherwise visible in its own file only.
 extern const Kernels kAvx512Kernels;
 const Kernels kAvx512Kernels = ECHOLINE_MODEL_KERNELS("avx512", product_panels, pack_tiles, interleaved_floats);
 extern const TrainingKernels kAvx512TrainingKernels;

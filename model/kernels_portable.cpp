@@ -9,6 +9,7 @@ constexpr int kLanes = 4;
 #include "model/training_kernels.inl"
 
 namespace echoline::model {
+// `extern`, because a constant is otherwise visible in its own file only.
 extern const Kernels kPortableKernels;
 const Kernels kPortableKernels = ECHOLINE_MODEL_KERNELS("portable", product<Bf16>, interleave, interleaved_floats);
 extern const TrainingKernels kPortableTrainingKernels;

@@ -90,11 +90,11 @@ Status read_chat(ModelFiles& files) {
 Status complete_files(ModelFiles& files) {
   if (files.config.family != Family::kCarried) {
     ECHO_ASSIGN(ordered_json config, parse_object(files.content, kConfig));
-    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";  // newer files have the first name
     files.content[kConfig] = config.dump(2) + "\n";
   }
   ECHO_ASSIGN(ordered_json generation, parse_object(files.content, kGeneration));
-  if (generation.empty()) generation["do_sample"] = true;
+  if (generation.empty()) generation["do_sample"] = true;  // Hugging Face's default is greedy decoding
   if (files.eos.size() == 1) generation["eos_token_id"] = files.eos.front();
   if (files.eos.size() > 1) generation["eos_token_id"] = files.eos;
   files.content[kGeneration] = generation.dump(2) + "\n";
@@ -127,9 +127,9 @@ Result<ModelFiles> ModelFiles::read(const fs::path& folder, ModelUse use) {
                    .content = {}};
   files.content[kTokenizer] = files.tokenizer.to_json();
   ECHO_ASSIGN(files.content[kConfig], read_file(folder / kConfig, kFileBytesMax));
-  std::vector<const char*> optional(std::begin(kCopiedFiles), std::end(kCopiedFiles));
-  optional.push_back(kGeneration);
-  for (const char* name : optional) {
+  std::vector<const char*> optional_files(std::begin(kCopiedFiles), std::end(kCopiedFiles));
+  optional_files.push_back(kGeneration);
+  for (const char* name : optional_files) {
     if (!fs::exists(folder / name)) continue;
     ECHO_ASSIGN(files.content[name], read_file(folder / name, kFileBytesMax));
   }
@@ -171,7 +171,8 @@ Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
   const bool has_byte_tokens = !name.starts_with("tiny-");
   ECHO_ASSIGN(const Tokenizer tokenizer,
               has_byte_tokens ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
-  config.eos = {*tokenizer.end_of_text()};  // presets of published shapes have ids of the published tokenizer
+  // A preset of a published shape has the ids of the published tokenizer, which is not used here.
+  config.eos = {*tokenizer.end_of_text()};
   return make(config, tokenizer);
 }
 
@@ -192,32 +193,32 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
     return fail(Code::kInvalid, kOperation, "{} exists already; choose another folder", to.string());
   fs::path temporary = to;
   temporary += ".writing";
-  std::error_code ec;
-  fs::remove_all(temporary, ec);
+  std::error_code error;
+  fs::remove_all(temporary, error);
   ECHO_TRY(make_folders(temporary));
-  for (fs::directory_iterator it(from, ec), end; !ec && it != end; it.increment(ec)) {
+  for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
     const fs::path file = temporary / it->path().filename();
     if (link) {
-      fs::create_hard_link(it->path(), file, ec);
-      if (!ec) continue;
+      fs::create_hard_link(it->path(), file, error);
+      if (!error) continue;
     }
-    if (!fs::copy_file(it->path(), file, ec)) break;
+    if (!fs::copy_file(it->path(), file, error)) break;
     ECHO_TRY(sync_to_disk(file));
   }
-  if (ec) {
-    const std::error_code copy_error = ec;
-    fs::remove_all(temporary, ec);
+  if (error) {
+    const std::error_code copy_error = error;
+    fs::remove_all(temporary, error);
     return fail(os_code(copy_error.value()), kOperation, "{} from {}: {}", to.string(), from.string(),
                 copy_error.message());
   }
   ECHO_TRY(sync_to_disk(temporary));
   const bool is_exchanged = ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
   if (!is_exchanged) {  // `to` does not exist, or the file system cannot exchange directories
-    if (link) fs::remove_all(to, ec);
-    fs::rename(temporary, to, ec);
-    if (ec) return fail(Code::kIo, kOperation, "{}: {}", to.string(), ec.message());
+    if (link) fs::remove_all(to, error);
+    fs::rename(temporary, to, error);
+    if (error) return fail(Code::kIo, kOperation, "{}: {}", to.string(), error.message());
   }
-  fs::remove_all(temporary, ec);
+  fs::remove_all(temporary, error);  // after an exchange, it is the directory that was replaced
   return sync_to_disk(fs::absolute(to).parent_path());
 }
 

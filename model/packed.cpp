@@ -23,6 +23,7 @@ torch::Tensor upload(const torch::Tensor& tensor, const torch::Device& device) {
 PackedSize packed_size(const ScoredSequence& sequence) {
   const auto all_tokens = static_cast<std::int64_t>(tokens_used(sequence)),
              prompt_tokens = static_cast<std::int64_t>(sequence.prompt);
+  // The last token scores no successor, so it is left out. A shared prompt is not repeated, except for its last token.
   return {.with_prompt = all_tokens - 1, .without_prompt = all_tokens - prompt_tokens};
 }
 
@@ -37,6 +38,7 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
   std::vector<std::int64_t> ids, positions, segments, scored, targets;
   std::int64_t segment_count = 0;
+  // Adds tokens [begin, end) of the sequence as a segment, and their scores. Returns the segment's index.
   const auto add_segment = [&](const ScoredSequence& sequence, std::size_t begin, std::size_t end,
                                std::int64_t prefix) {
     const std::int64_t first_token = std::ssize(ids);

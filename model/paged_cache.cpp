@@ -130,7 +130,7 @@ struct PagedCache::PrefillAttention : Attention {
 
 struct PagedCache::DecodeAttention : Attention {
   PagedCache& cache;
-  const bool gathered;
+  const bool gathered;  // libtorch multiplies copies of the pages; false: a kernel reads the pages in place
   const std::int64_t rows;
   std::vector<const Pages*> texts;
   // The next members are only used if `gathered`.
@@ -151,7 +151,7 @@ struct PagedCache::DecodeAttention : Attention {
     const Tensor pages = torch::zeros({rows, longest}, torch::kLong);
     const Tensor tokens = torch::zeros({rows, 1}, torch::kLong);
     for (std::int64_t row = 0; row < rows; ++row) {
-      const Pages& text = *texts[static_cast<std::size_t>(row)];
+      const Pages& text = *texts[static_cast<std::size_t>(row)];  // + 1: the new token
       std::copy_n(text.list.begin(), pages_for(text.tokens + 1), pages.data_ptr<std::int64_t>() + row * longest);
       tokens.data_ptr<std::int64_t>()[row] = text.tokens;
     }
@@ -204,6 +204,8 @@ struct PagedCache::DecodeAttention : Attention {
     };
     std::int64_t tokens = 0;
     for (const Pages* text : texts) tokens += text->tokens + 1;
+    // One head of keys takes group * dim multiplications for each token of its text; rows have tokens / rows on
+    // average.
     const std::int64_t grain = std::max<std::int64_t>(1, kWorkMin * rows / (tokens * group * dim));
     parallel_for(rows * kv_heads, grain, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> scratch;

@@ -23,7 +23,7 @@ class Loop {
  public:
   Loop(std::int64_t count, std::int64_t parts_max, const Work& work)
       : count_(count), parts_max_(parts_max), work_(work) {
-    ordering_.store(1, std::memory_order_release);
+    ordering_.store(1, std::memory_order_release);  // only for the thread sanitizer; see `ordering_`
   }
 
   void run_part(int thread, int threads) {

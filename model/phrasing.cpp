@@ -139,6 +139,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
     return tokenizer_.encode(replace_all(observation_format_, kObservationPlace, observation.text), previous);
   // With the placeholder alone as its format, conversation() does not add the text of prompts to an observation.
   std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
+  // "?" stands for the prompt, because templates expect a user's message before a response.
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string chat_text,
               template_->render(messages, /*add_generation_prompt=*/true, variables_json_));

@@ -71,7 +71,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
   // A value is the sum of four uniform numbers of 16 bits, centred and scaled to the standard deviation. It is nearly
   // normal and, unlike a normal distribution by a mathematics library, has the same bits on every machine.
-  const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
+  // The root below is the standard deviation of that sum: a uniform number of n values has the variance (n² - 1) / 12.
+  const double scale = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
   std::uint64_t stream = 0;
   for (const delta::TensorView& tensor : drawing_order) {
     Random random(seed, stream++);
@@ -80,12 +81,12 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
                          [](const auto& entry, const std::string& name) { return entry.name < name; });
     const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(position - layout.begin()));
     for (std::size_t i = 0; i < bytes.size(); i += 2) {
-      std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);
+      std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);  // for a vector: a bias or a norm
       if (tensor.shape.size() > 1) {
         const std::uint64_t bits = random.next();
         const std::int64_t sum = std::int64_t(bits & 0xffff) + std::int64_t(bits >> 16 & 0xffff) +
                                  std::int64_t(bits >> 32 & 0xffff) + std::int64_t(bits >> 48);
-        value = to_bf16(static_cast<float>((static_cast<double>(sum) - 2.0 * 65535.0) * unit));
+        value = to_bf16(static_cast<float>((static_cast<double>(sum) - 2.0 * 65535.0) * scale));
       }
       std::memcpy(bytes.data() + i, &value, 2);
     }
@@ -169,11 +170,31 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
   return policy;
 }
 
+namespace {
+
+// Links the weights in `from`, without an adapter's. Returns whether all are linked; if not, `to` has none of them.
+bool link_base(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::vector<std::filesystem::path> linked;
+  std::error_code ec;
+  for (std::filesystem::directory_iterator it(from, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    if (name == delta::kAdapterFileName || name.find(".safetensors") == std::string::npos) continue;
+    std::filesystem::create_hard_link(it->path(), to / name, ec);
+    if (!ec) linked.push_back(to / name);
+  }
+  if (!ec && !linked.empty()) return true;
+  for (const std::filesystem::path& file : linked) std::filesystem::remove(file, ec);
+  return false;
+}
+
+}  // namespace
+
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
-                  Bytes shard_bytes_max) {
+                  Bytes shard_bytes_max, const std::optional<std::filesystem::path>& same_base) {
   ECHO_TRY(make_folders(folder));
   const SplitPolicy parts = split_adapter(policy);
-  ECHO_TRY(delta::write_checkpoint(folder, parts.base, shard_bytes_max));
+  if (!same_base || !link_base(*same_base, folder))
+    ECHO_TRY(delta::write_checkpoint(folder, parts.base, shard_bytes_max));
   if (files.config.adapter) {
     ECHO_TRY(delta::write_safetensors(folder / delta::kAdapterFileName, parts.adapter, {{"format", "pt"}}));
     ECHO_TRY(write_file_atomic(folder / kAdapterConfigFile, files.config.adapter->to_json()));

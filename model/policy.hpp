@@ -28,9 +28,12 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
 // value is not finite; kExhausted if memory does not suffice.
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
 
+inline constexpr Bytes kShardBytesMax{5'000'000'000};
+
 // Writes a directory that load_model(), transformers and vLLM can load: the policy in bf16, in shards of at most
-// `shard_bytes_max`. An adapter is written to adapter_model.safetensors and adapter_config.json, for PEFT.
+// `shard_bytes_max`. An adapter is written to adapter_model.safetensors and adapter_config.json, for PEFT. If an
+// earlier directory with the same base is named, the base's files are links to it, where the file system has them.
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
-                  Bytes shard_bytes_max = {5'000'000'000});
+                  Bytes shard_bytes_max = kShardBytesMax, const std::optional<std::filesystem::path>& same_base = {});
 
 }  // namespace echoline::model

@@ -140,7 +140,7 @@ Status PreTokenizer::split_from(std::size_t step_index, std::string_view text, b
     return split_from(step_index + 1, replaced, begins_text, continues, on_piece);
   }
   const auto& [pattern, behavior, inverts] = std::get<Split>(step);
-  if (behavior == Behavior::kIsolated) return isolate(step_index, text, begins_text, continues, on_piece);
+  if (behavior == Behavior::kIsolated) return split_isolated(step_index, text, begins_text, continues, on_piece);
 
   std::vector<Part> parts;
   TextPattern::Match match;
@@ -174,8 +174,8 @@ Status PreTokenizer::split_from(std::size_t step_index, std::string_view text, b
 
 // Applies a Split with the behavior kIsolated: every match and every text between two matches is a piece. As it is the
 // common case, it avoids the list of parts.
-Status PreTokenizer::isolate(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
-                             const OnPiece& on_piece) const {
+Status PreTokenizer::split_isolated(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
+                                    const OnPiece& on_piece) const {
   const TextPattern& pattern = std::get<Split>(steps_[step_index]).pattern;
   TextPattern::Match match;
   const auto split_part = [&](std::size_t begin, std::size_t end) {

@@ -53,8 +53,9 @@ class PreTokenizer {
   // Applies the steps from `step_index` on to one piece. The other parameters are those of split().
   Status split_from(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
                     const OnPiece& on_piece) const;
-  Status isolate(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
-                 const OnPiece& on_piece) const;
+  // The same if the step is a Split with the behavior kIsolated.
+  Status split_isolated(std::size_t step_index, std::string_view text, bool begins_text, bool continues,
+                        const OnPiece& on_piece) const;
 
   std::vector<Step> steps_;  // each is applied to the pieces that the previous one has made
   bool is_byte_level_ = false;

@@ -215,7 +215,7 @@ void RunningBatch::State::append_tokens(const std::vector<Row*>& rows, const Sam
       }
     }
     if (!error && !finish) continue;
-    row.generation.finish = finish.value_or(Finish::kLength);
+    row.generation.finish = finish.value_or(Finish::kLength);  // not read if there is an error
     end(row, std::move(error));
     row.ended = true;
   }
@@ -303,6 +303,7 @@ void RunningBatch::State::run_decode_pass() {
       while (std::ssize(running) > rows_max) preempt_youngest();
       continue;
     }
+    // If the pass succeeded, there was no slot even for the only row.
     for (const auto& row : running) {
       end(*row, passed ? fail(Code::kExhausted, "generate", "{} tokens, expected no more than {} pages of {} hold",
                               row->text_tokens(), cache.pages_max(), PagedCache::kPageTokens)
@@ -337,6 +338,7 @@ Admission RunningBatch::State::admissible() {
     const bool shares_text = shared_text != admission.texts.end();
     const bool is_cached = is_new && !prompt.pages.list.empty() && prompt.weights_version == weights_version;
     const std::int64_t tokens = row.text_tokens(), longest = std::max(admission.longest_text_tokens, tokens);
+    // The first text may be longer than prefill_tokens_max, because it would never run otherwise.
     if (!shares_text && !is_cached && admission.texts_to_prefill > 0 &&
         longest * (admission.texts_to_prefill + 1) > prefill_tokens_max)
       break;
@@ -367,7 +369,7 @@ Status RunningBatch::State::prefill(Admission& admission) {
   const auto passed = run_catching_errors(rows.size(), [&] {
     const Tensor ids = torch::zeros({admission.texts_to_prefill, admission.longest_text_tokens}, torch::kLong);
     std::vector<const Pages*> pages;
-    std::vector<std::int64_t> lengths, last_tokens;
+    std::vector<std::int64_t> lengths, last_tokens;  // by text; index of its last token in the flattened `ids`
     for (PrefillText& text : admission.texts) {
       if (text.is_cached) continue;
       const Row& row = *text.rows[0];

@@ -23,7 +23,8 @@ struct Sequence {
   std::function<bool(std::span<const Token> response)> ends = {};
 };
 
-// The tokens from the previous span's `end` (or the beginning) up to `end` were sampled under `version`.
+// The tokens from the previous span's `end` (or the beginning) up to `end` were sampled from this version of the
+// policy.
 struct Span {
   std::uint64_t version = 0;
   std::size_t end = 0;

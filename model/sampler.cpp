@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kSumBlock = 512;              // probabilities that are summed together
+constexpr std::int64_t kSumBlock = 512;              // probabilities per partial sum; only one block is searched
 constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // probabilities that justify another thread
 
 // Whether top_p, top_k or min_p can exclude tokens.
@@ -52,7 +52,7 @@ void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& 
   };
   order.clear();
   p.clear();
-  double total = 1, kept_probability = 0;
+  double total = 1, kept_probability = 0;  // total: of the tokens to which top_p applies, at first all
   for (std::int64_t i = 0; i < vocab; ++i)
     if (sampling.top_k > 0 || log_p[i] >= log_p_min) order.push_back(static_cast<std::int32_t>(i));
   if (sampling.top_k > 0) {
@@ -89,6 +89,8 @@ Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> reques
     return torch::tensor(values, torch::kDouble).unsqueeze(1).to(log_p.device());
   };
   const Tensor uniform = column([](const SampleRequest& request) { return request.uniform; });
+  // The tokens at which the cumulative probability does not exceed the share are counted; their number is the index of
+  // the first one at which it does.
   if (!by_sorting) {
     const Tensor cumulative = log_p.exp().cumsum(-1, torch::kDouble);
     return (cumulative <= uniform * cumulative.narrow(1, log_p.size(1) - 1, 1)).sum(-1).clamp_max(log_p.size(1) - 1);
@@ -105,6 +107,7 @@ Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> reques
   Tensor p = sorted.to(torch::kDouble).exp().masked_fill(rank >= top_k, 0);
   Tensor cumulative = p.cumsum(-1);
   const auto total = [&] { return cumulative.narrow(1, log_p.size(1) - 1, 1); };
+  // rank > 0: the most likely token is never excluded.
   p = p.masked_fill(((cumulative - p) >= top_p * total()).logical_and(rank > 0).logical_and(top_p < 1), 0);
   p = p.masked_fill(sorted < sorted.narrow(1, 0, 1) + min_p, 0);
   cumulative = p.cumsum(-1);

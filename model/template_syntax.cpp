@@ -10,6 +10,7 @@ namespace echoline::model::chat {
 namespace {
 
 constexpr std::size_t kDepthMax = 200;  // levels of expressions, and of blocks; parsing and evaluation recurse as deep
+constexpr std::size_t kNameBytesShown = 40;  // of a template's word in an error message
 
 template <class... Args>
 Error syntax_error(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
@@ -72,7 +73,7 @@ class Lexer {
     if (text_.ends_with('\n')) text_.pop_back();  // as Jinja without keep_trailing_newline
   }
 
-  Result<std::vector<Token>> tokens() {
+  Result<std::vector<Token>> lex() {
     while (position_ < text_.size()) {
       std::size_t open = position_;
       while (open < text_.size() && !(text_[open] == '{' && open + 1 < text_.size() &&
@@ -91,9 +92,10 @@ class Lexer {
       } else if (type != '{' && sign != '+') {
         // lstrip_blocks removes the indentation before a tag that begins its line.
         const std::size_t newline = text_before.rfind('\n');
-        const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
-        if ((start > 0 || at_line_start_) && text_before.find_first_not_of(" \t", start) == std::string::npos)
-          text_before.resize(start);
+        const std::size_t line_start = newline == std::string::npos ? 0 : newline + 1;
+        const bool begins_line = line_start > 0 || at_line_start_;
+        if (begins_line && text_before.find_first_not_of(" \t", line_start) == std::string::npos)
+          text_before.resize(line_start);
       }
       add_text(text_before);
       advance_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
@@ -272,7 +274,7 @@ class Parser {
 
   Result<std::vector<Statement>> parse() {
     std::string ended_by;
-    ECHO_ASSIGN(auto body, statements({}, ended_by));
+    ECHO_ASSIGN(auto body, parse_statements({}, ended_by));
     return body;
   }
 
@@ -313,7 +315,7 @@ class Parser {
       case Token::Kind::kEnd:
         return "the end of the template";
       default:
-        return fmt::format("'{}'", token().text.substr(0, 40));
+        return fmt::format("'{}'", token().text.substr(0, kNameBytesShown));
     }
   }
   Status expect(std::string_view symbol) {
@@ -327,7 +329,7 @@ class Parser {
     advance();
     return name;
   }
-  Status end_of_tag() {
+  Status expect_tag_end() {
     if (token().kind != Token::Kind::kTagEnd) return syntax_error(line(), "expected %}}, found {}", describe_token());
     advance();
     return ok();
@@ -335,7 +337,7 @@ class Parser {
 
   // Parses statements up to a tag named in `until`, consumes that name and sets `ended_by` to it. If `until` is empty,
   // parses up to the end of the template.
-  Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
+  Result<std::vector<Statement>> parse_statements(const std::vector<std::string_view>& until, std::string& ended_by) {
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "blocks are nested more than {} deep", kDepthMax);
     std::vector<Statement> body;
@@ -350,7 +352,7 @@ class Parser {
       } else if (first.kind == Token::Kind::kOutputBegin) {
         advance();
         statement.kind = Statement::Kind::kOutput;
-        ECHO_ASSIGN(statement.expression, expression());
+        ECHO_ASSIGN(statement.expression, parse_expression());
         if (token().kind != Token::Kind::kOutputEnd)
           return syntax_error(line(), "expected }}}}, found {}", describe_token());
         advance();
@@ -361,7 +363,7 @@ class Parser {
           ended_by = tag;
           return body;
         }
-        ECHO_TRY(tag_statement(tag, statement));
+        ECHO_TRY(parse_tag(tag, statement));
       } else if (until.empty()) {
         return body;
       } else {
@@ -372,7 +374,7 @@ class Parser {
   }
 
   // Parses the rest of {% tag ... %}, and of its block if it has one, into `statement`.
-  Status tag_statement(const std::string& tag, Statement& statement) {
+  Status parse_tag(const std::string& tag, Statement& statement) {
     std::string ended_by;
     if (tag == "if") {
       statement.kind = Statement::Kind::kIf;
@@ -380,13 +382,13 @@ class Parser {
         Statement::Branch branch;
         const bool is_else = ended_by == "else";
         if (!is_else) {
-          ECHO_ASSIGN(branch.condition, expression());
+          ECHO_ASSIGN(branch.condition, parse_expression());
         }
-        ECHO_TRY(end_of_tag());
+        ECHO_TRY(expect_tag_end());
         if (is_else) {
-          ECHO_ASSIGN(branch.body, statements({"endif"}, ended_by));
+          ECHO_ASSIGN(branch.body, parse_statements({"endif"}, ended_by));
         } else {
-          ECHO_ASSIGN(branch.body, statements({"elif", "else", "endif"}, ended_by));
+          ECHO_ASSIGN(branch.body, parse_statements({"elif", "else", "endif"}, ended_by));
         }
         statement.branches.push_back(std::move(branch));
       }
@@ -397,18 +399,18 @@ class Parser {
         statement.targets.push_back(std::move(target));
       } while (consume(","));
       if (!consume_word("in")) return syntax_error(line(), "expected 'in', found {}", describe_token());
-      ECHO_ASSIGN(statement.expression, disjunction());
+      ECHO_ASSIGN(statement.expression, parse_disjunction());
       if (consume_word("if")) {
-        ECHO_ASSIGN(statement.condition, expression());
+        ECHO_ASSIGN(statement.condition, parse_expression());
       }
-      ECHO_TRY(end_of_tag());
+      ECHO_TRY(expect_tag_end());
       statement.branches.resize(2);
       ++loops_;
-      ECHO_ASSIGN(statement.branches[0].body, statements({"else", "endfor"}, ended_by));
+      ECHO_ASSIGN(statement.branches[0].body, parse_statements({"else", "endfor"}, ended_by));
       --loops_;
       if (ended_by == "else") {
-        ECHO_TRY(end_of_tag());
-        ECHO_ASSIGN(statement.branches[1].body, statements({"endfor"}, ended_by));
+        ECHO_TRY(expect_tag_end());
+        ECHO_ASSIGN(statement.branches[1].body, parse_statements({"endfor"}, ended_by));
       }
     } else if (tag == "set") {
       statement.kind = Statement::Kind::kSet;
@@ -418,50 +420,50 @@ class Parser {
         ECHO_ASSIGN(statement.attribute, expect_name("an attribute"));
       }
       if (consume("=")) {
-        ECHO_ASSIGN(statement.expression, expression());
+        ECHO_ASSIGN(statement.expression, parse_expression());
       } else if (statement.attribute.empty() && token().kind == Token::Kind::kTagEnd) {
         statement.kind = Statement::Kind::kSetText;
-        ECHO_TRY(block("endset", statement));
+        ECHO_TRY(parse_block("endset", statement));
       } else {
         return syntax_error(line(), "expected {{% set NAME = VALUE %}} or {{% set NAME %}}, found {} after the name",
                             describe_token());
       }
     } else if (tag == "macro") {
       statement.kind = Statement::Kind::kMacro;
-      ECHO_TRY(macro_signature(statement));
-      ECHO_TRY(block_outside_loops("endmacro", statement));
+      ECHO_TRY(parse_macro_signature(statement));
+      ECHO_TRY(parse_block_outside_loops("endmacro", statement));
     } else if (tag == "generation") {  // marks text of the model for trainers; its body is printed
       statement.kind = Statement::Kind::kScope;
-      ECHO_TRY(block_outside_loops("endgeneration", statement));
+      ECHO_TRY(parse_block_outside_loops("endgeneration", statement));
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       statement.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     } else {
       return syntax_error(statement.line,
                           "the tag '{}' is not implemented; known: if, for, set, macro, generation, break, continue",
-                          tag.substr(0, 40));
+                          tag.substr(0, kNameBytesShown));
     }
-    return end_of_tag();
+    return expect_tag_end();
   }
 
   // Parses the end of a tag and the statements up to the tag `end`, and consumes the name of that tag.
-  Status block(std::string_view end, Statement& statement) {
-    ECHO_TRY(end_of_tag());
+  Status parse_block(std::string_view end, Statement& statement) {
+    ECHO_TRY(expect_tag_end());
     std::string ended_by;
-    ECHO_ASSIGN(auto body, statements({end}, ended_by));
+    ECHO_ASSIGN(auto body, parse_statements({end}, ended_by));
     statement.branches.push_back({nullptr, std::move(body)});
     return ok();
   }
 
-  // Like block(), but break and continue inside it do not refer to the loops around it.
-  Status block_outside_loops(std::string_view end, Statement& statement) {
+  // Like parse_block(), but break and continue inside it do not refer to the loops around it.
+  Status parse_block_outside_loops(std::string_view end, Statement& statement) {
     const std::size_t loops_outside = std::exchange(loops_, 0);
-    ECHO_TRY(block(end, statement));
+    ECHO_TRY(parse_block(end, statement));
     loops_ = loops_outside;
     return ok();
   }
 
   // Parses NAME(PARAMETER, PARAMETER = DEFAULT, ...).
-  Status macro_signature(Statement& statement) {
+  Status parse_macro_signature(Statement& statement) {
     ECHO_ASSIGN(std::string name, expect_name("the name of a macro"));
     statement.targets.push_back(std::move(name));
     ECHO_TRY(expect("("));
@@ -469,7 +471,7 @@ class Parser {
       ECHO_ASSIGN(std::string parameter, expect_name("a parameter"));
       statement.targets.push_back(std::move(parameter));
       if (consume("=")) {
-        ECHO_ASSIGN(auto value, expression());
+        ECHO_ASSIGN(auto value, parse_expression());
         statement.defaults.push_back(std::move(value));
       } else if (!statement.defaults.empty()) {
         return syntax_error(line(), "a parameter without default follows one with a default");
@@ -480,7 +482,7 @@ class Parser {
   }
 
   // A new node; fails if its tree is too deep.
-  Result<Node> make(Kind kind, std::size_t line, std::string name, std::vector<Node> parts) {
+  Result<Node> make_node(Kind kind, std::size_t line, std::string name, std::vector<Node> parts) {
     auto node = std::make_unique<Expression>();
     node->kind = kind;
     node->line = line;
@@ -492,56 +494,56 @@ class Parser {
     return node;
   }
   template <class... Nodes>
-  static std::vector<Node> nodes(Nodes... parts) {
+  static std::vector<Node> node_list(Nodes... parts) {
     std::vector<Node> result;
     (result.push_back(std::move(parts)), ...);
     return result;
   }
 
-  Result<Node> expression() {
+  Result<Node> parse_expression() {
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
-    ECHO_ASSIGN(Node node, disjunction());
+    ECHO_ASSIGN(Node node, parse_disjunction());
     while (is_word("if")) {
       const std::size_t start_line = line();
       advance();
-      ECHO_ASSIGN(Node condition, disjunction());
+      ECHO_ASSIGN(Node condition, parse_disjunction());
       Node alternative;
       if (consume_word("else")) {
-        ECHO_ASSIGN(alternative, expression());
+        ECHO_ASSIGN(alternative, parse_expression());
       }
-      ECHO_ASSIGN(node, make(Kind::kConditional, start_line, "if",
-                             nodes(std::move(condition), std::move(node), std::move(alternative))));
+      ECHO_ASSIGN(node, make_node(Kind::kConditional, start_line, "if",
+                                  node_list(std::move(condition), std::move(node), std::move(alternative))));
     }
     return node;
   }
 
   // Each of the next functions parses a left-associative chain of binary operators. Those of lower precedence come
   // first.
-  Result<Node> disjunction() {
-    ECHO_ASSIGN(Node node, conjunction());
+  Result<Node> parse_disjunction() {
+    ECHO_ASSIGN(Node node, parse_conjunction());
     while (is_word("or")) {
-      ECHO_TRY(binary("or", node, &Parser::conjunction));
+      ECHO_TRY(parse_right_operand("or", node, &Parser::parse_conjunction));
     }
     return node;
   }
-  Result<Node> conjunction() {
-    ECHO_ASSIGN(Node node, negation());
+  Result<Node> parse_conjunction() {
+    ECHO_ASSIGN(Node node, parse_negation());
     while (is_word("and")) {
-      ECHO_TRY(binary("and", node, &Parser::negation));
+      ECHO_TRY(parse_right_operand("and", node, &Parser::parse_negation));
     }
     return node;
   }
-  Result<Node> negation() {
-    if (!is_word("not")) return comparison();
+  Result<Node> parse_negation() {
+    if (!is_word("not")) return parse_comparison();
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
     const std::size_t start_line = line();
     advance();
-    ECHO_ASSIGN(Node node, negation());
-    return make(Kind::kNot, start_line, "not", nodes(std::move(node)));
+    ECHO_ASSIGN(Node node, parse_negation());
+    return make_node(Kind::kNot, start_line, "not", node_list(std::move(node)));
   }
-  std::optional<std::string> comparator() const {
+  std::optional<std::string> current_comparator() const {
     for (const char* symbol : {"==", "!=", "<", ">", "<=", ">="})
       if (is_operator(symbol)) return symbol;
     if (is_word("in")) return "in";
@@ -549,81 +551,85 @@ class Parser {
         is_word("not") && tokens_[position_ + 1].kind == Token::Kind::kName && tokens_[position_ + 1].text == "in";
     return is_not_in ? std::optional<std::string>("not in") : std::nullopt;
   }
-  Result<Node> comparison() {
-    ECHO_ASSIGN(Node node, sum());
-    const auto symbol = comparator();
+  Result<Node> parse_comparison() {
+    ECHO_ASSIGN(Node node, parse_sum());
+    const auto symbol = current_comparator();
     if (!symbol) return node;
     if (*symbol == "not in") advance();
-    ECHO_TRY(binary(*symbol, node, &Parser::sum));
-    if (comparator()) return syntax_error(line(), "comparisons in a row are not implemented; join them with 'and'");
+    ECHO_TRY(parse_right_operand(*symbol, node, &Parser::parse_sum));
+    if (current_comparator())
+      return syntax_error(line(), "comparisons in a row are not implemented; join them with 'and'");
     return node;
   }
-  Result<Node> sum() {
-    ECHO_ASSIGN(Node node, concatenation());
+  Result<Node> parse_sum() {
+    ECHO_ASSIGN(Node node, parse_concatenation());
     while (is_operator("+") || is_operator("-")) {
-      ECHO_TRY(binary(token().text, node, &Parser::concatenation));
+      ECHO_TRY(parse_right_operand(token().text, node, &Parser::parse_concatenation));
     }
     return node;
   }
-  Result<Node> concatenation() {
-    ECHO_ASSIGN(Node node, product());
+  Result<Node> parse_concatenation() {
+    ECHO_ASSIGN(Node node, parse_product());
     while (is_operator("~")) {
-      ECHO_TRY(binary("~", node, &Parser::product));
+      ECHO_TRY(parse_right_operand("~", node, &Parser::parse_product));
     }
     return node;
   }
-  Result<Node> product() {
-    ECHO_ASSIGN(Node node, filtered_operand());
+  Result<Node> parse_product() {
+    ECHO_ASSIGN(Node node, parse_filtered_operand());
     while (is_operator("*") || is_operator("/") || is_operator("//") || is_operator("%")) {
-      ECHO_TRY(binary(token().text, node, &Parser::filtered_operand));
+      ECHO_TRY(parse_right_operand(token().text, node, &Parser::parse_filtered_operand));
     }
     if (is_operator("**")) return syntax_error(line(), "the operator '**' is not implemented");
     return node;
   }
-  Result<Node> filtered_operand() { return unary(/*with_filter=*/true); }
+  // An operand with its filters (`operand | name`) and tests (`operand is name`).
+  Result<Node> parse_filtered_operand() { return parse_operand(/*with_filter=*/true); }
 
   // Replaces `node` by the binary expression of `node` and the operand that `operand` parses. The current token is the
   // operator, or its last word.
-  Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
+  Status parse_right_operand(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
     const std::size_t start_line = line();
     advance();
     ECHO_ASSIGN(Node right, (this->*operand)());
-    ECHO_ASSIGN(node, make(Kind::kBinary, start_line, std::move(symbol), nodes(std::move(node), std::move(right))));
+    ECHO_ASSIGN(node,
+                make_node(Kind::kBinary, start_line, std::move(symbol), node_list(std::move(node), std::move(right))));
     return ok();
   }
 
   // Parses an operand with its sign, attributes, subscripts and calls and, if `with_filter`, with its filters and
   // tests.
-  Result<Node> unary(bool with_filter) {
+  Result<Node> parse_operand(bool with_filter) {
     const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
     Node node;
     const std::size_t start_line = line();
     if (consume("-")) {
-      ECHO_ASSIGN(node, unary(/*with_filter=*/false));
-      ECHO_ASSIGN(node, make(Kind::kNegative, start_line, "-", nodes(std::move(node))));
+      ECHO_ASSIGN(node, parse_operand(/*with_filter=*/false));
+      ECHO_ASSIGN(node, make_node(Kind::kNegative, start_line, "-", node_list(std::move(node))));
     } else {
-      ECHO_ASSIGN(node, primary());
+      ECHO_ASSIGN(node, parse_primary());
     }
-    ECHO_TRY(postfix(node));
+    ECHO_TRY(parse_postfix(node));
     while (with_filter) {
       const std::size_t operator_line = line();
       if (consume("|")) {
         ECHO_ASSIGN(std::string filter, expect_name("the name of a filter"));
-        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<Node> parts = node_list(std::move(node));
         std::vector<std::string> keywords;
-        if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kFilter, operator_line, std::move(filter), std::move(parts)));
+        if (is_operator("(")) ECHO_TRY(parse_arguments(parts, keywords));
+        ECHO_ASSIGN(node, make_node(Kind::kFilter, operator_line, std::move(filter), std::move(parts)));
         node->keywords = std::move(keywords);
       } else if (consume_word("is")) {
         const bool is_negated = consume_word("not");
         ECHO_ASSIGN(std::string test, expect_name("the name of a test"));
-        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<Node> parts = node_list(std::move(node));
         std::vector<std::string> keywords;
-        if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kTest, operator_line, std::move(test), std::move(parts)));
+        if (is_operator("(")) ECHO_TRY(parse_arguments(parts, keywords));
+        ECHO_ASSIGN(node, make_node(Kind::kTest, operator_line, std::move(test), std::move(parts)));
+        node->keywords = std::move(keywords);
         if (is_negated) {
-          ECHO_ASSIGN(node, make(Kind::kNot, operator_line, "not", nodes(std::move(node))));
+          ECHO_ASSIGN(node, make_node(Kind::kNot, operator_line, "not", node_list(std::move(node))));
         }
       } else {
         break;
@@ -633,19 +639,19 @@ class Parser {
   }
 
   // Extends `node` by the attributes, subscripts and calls that follow it.
-  Status postfix(Node& node) {
+  Status parse_postfix(Node& node) {
     while (true) {
       const std::size_t start_line = line();
       if (consume(".")) {
         ECHO_ASSIGN(std::string attribute, expect_name("an attribute"));
-        ECHO_ASSIGN(node, make(Kind::kAttribute, start_line, std::move(attribute), nodes(std::move(node))));
+        ECHO_ASSIGN(node, make_node(Kind::kAttribute, start_line, std::move(attribute), node_list(std::move(node))));
       } else if (consume("[")) {
-        ECHO_TRY(subscript(node, start_line));
+        ECHO_TRY(parse_subscript(node, start_line));
       } else if (is_operator("(")) {
-        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<Node> parts = node_list(std::move(node));
         std::vector<std::string> keywords;
-        ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kCall, start_line, "", std::move(parts)));
+        ECHO_TRY(parse_arguments(parts, keywords));
+        ECHO_ASSIGN(node, make_node(Kind::kCall, start_line, "", std::move(parts)));
         node->keywords = std::move(keywords);
       } else {
         return ok();
@@ -654,13 +660,13 @@ class Parser {
   }
 
   // Extends `node` by [index] or [begin:end:step], after the opening bracket.
-  Status subscript(Node& node, std::size_t start_line) {
-    std::vector<Node> parts = nodes(std::move(node));
+  Status parse_subscript(Node& node, std::size_t start_line) {
+    std::vector<Node> parts = node_list(std::move(node));
     bool is_slice = false;
     for (int part = 0; part < 3; ++part) {
       Node slice_part;
       if (!is_operator(":") && !is_operator("]")) {
-        ECHO_ASSIGN(slice_part, expression());
+        ECHO_ASSIGN(slice_part, parse_expression());
       }
       parts.push_back(std::move(slice_part));
       if (!consume(":")) break;
@@ -669,12 +675,12 @@ class Parser {
     ECHO_TRY(expect("]"));
     if (!is_slice && !parts[1]) return syntax_error(start_line, "expected an index between [ and ]");
     if (is_slice) parts.resize(4);
-    ECHO_ASSIGN(node, make(is_slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
+    ECHO_ASSIGN(node, make_node(is_slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
     return ok();
   }
 
   // Parses (value, ..., name=value, ...): appends the values to `parts` and the names to `keywords`.
-  Status arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
+  Status parse_arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
     ECHO_TRY(expect("("));
     while (!consume(")")) {
       const Token& next_token = tokens_[std::min(position_ + 1, tokens_.size() - 1)];
@@ -687,7 +693,7 @@ class Parser {
       } else if (!keywords.empty()) {
         return syntax_error(line(), "an argument without name follows one with a name");
       }
-      ECHO_ASSIGN(Node value, expression());
+      ECHO_ASSIGN(Node value, parse_expression());
       parts.push_back(std::move(value));
       if (!is_operator(")")) ECHO_TRY(expect(","));
     }
@@ -695,38 +701,38 @@ class Parser {
   }
 
   // A literal; consumes its last token.
-  Result<Node> literal(Value value) {
+  Result<Node> make_literal(Value value) {
     const std::size_t start_line = line();
     advance();
-    ECHO_ASSIGN(Node node, make(Kind::kLiteral, start_line, "", {}));
+    ECHO_ASSIGN(Node node, make_node(Kind::kLiteral, start_line, "", {}));
     node->value = std::move(value);
     return node;
   }
 
   // Parses a literal, a name, (...), [...] or {...}.
-  Result<Node> primary() {
+  Result<Node> parse_primary() {
     const Token& current = token();
     const std::size_t start_line = current.line;
     switch (current.kind) {
       case Token::Kind::kInteger:
-        return literal({static_cast<std::int64_t>(std::strtoll(current.text.c_str(), nullptr, 10))});
+        return make_literal({static_cast<std::int64_t>(std::strtoll(current.text.c_str(), nullptr, 10))});
       case Token::Kind::kFloat:
-        return literal({std::strtod(current.text.c_str(), nullptr)});
+        return make_literal({std::strtod(current.text.c_str(), nullptr)});
       case Token::Kind::kString: {
         std::string text = current.text;
         while (tokens_[position_ + 1].kind == Token::Kind::kString) {
           advance();
           text += token().text;
         }
-        return literal({std::move(text)});
+        return make_literal({std::move(text)});
       }
       case Token::Kind::kName: {
-        if (current.text == "true" || current.text == "True") return literal({true});
-        if (current.text == "false" || current.text == "False") return literal({false});
-        if (current.text == "none" || current.text == "None") return literal({None{}});
+        if (current.text == "true" || current.text == "True") return make_literal({true});
+        if (current.text == "false" || current.text == "False") return make_literal({false});
+        if (current.text == "none" || current.text == "None") return make_literal({None{}});
         std::string text = current.text;
         advance();
-        return make(Kind::kName, start_line, std::move(text), {});
+        return make_node(Kind::kName, start_line, std::move(text), {});
       }
       default:
         break;
@@ -735,33 +741,33 @@ class Parser {
     if (consume("(")) {
       bool is_tuple = is_operator(")");
       while (!consume(")")) {
-        ECHO_ASSIGN(Node part, expression());
+        ECHO_ASSIGN(Node part, parse_expression());
         parts.push_back(std::move(part));
         if (is_operator(")")) continue;
         ECHO_TRY(expect(","));
         is_tuple = true;
       }
       if (!is_tuple) return std::move(parts.front());
-      return make(Kind::kList, start_line, "", std::move(parts));
+      return make_node(Kind::kList, start_line, "", std::move(parts));
     }
     if (consume("[")) {
       while (!consume("]")) {
-        ECHO_ASSIGN(Node part, expression());
+        ECHO_ASSIGN(Node part, parse_expression());
         parts.push_back(std::move(part));
         if (!is_operator("]")) ECHO_TRY(expect(","));
       }
-      return make(Kind::kList, start_line, "", std::move(parts));
+      return make_node(Kind::kList, start_line, "", std::move(parts));
     }
     if (consume("{")) {
       while (!consume("}")) {
-        ECHO_ASSIGN(Node key, expression());
+        ECHO_ASSIGN(Node key, parse_expression());
         ECHO_TRY(expect(":"));
-        ECHO_ASSIGN(Node value, expression());
+        ECHO_ASSIGN(Node value, parse_expression());
         parts.push_back(std::move(key));
         parts.push_back(std::move(value));
         if (!is_operator("}")) ECHO_TRY(expect(","));
       }
-      return make(Kind::kMapping, start_line, "", std::move(parts));
+      return make_node(Kind::kMapping, start_line, "", std::move(parts));
     }
     return syntax_error(start_line, "expected an expression, found {}", describe_token());
   }
@@ -776,7 +782,7 @@ class Parser {
 Result<std::vector<Statement>> parse_template(std::string_view text) {
   if (text.size() > kTemplateBytesMax)
     return fail(Code::kInvalid, "chat template", "{} bytes, expected at most {}", text.size(), kTemplateBytesMax);
-  ECHO_ASSIGN(std::vector<Token> tokens, Lexer(text).tokens());
+  ECHO_ASSIGN(std::vector<Token> tokens, Lexer(text).lex());
   return Parser(std::move(tokens)).parse();
 }
 

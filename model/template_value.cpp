@@ -79,7 +79,7 @@ std::string kind(const Value& value) {
 
 bool is_truthy(const Value& value) {
   if (const auto as_number = number(value)) return *as_number != 0;
-  if (const auto* held_text = value.as<std::string>()) return !held_text->empty();
+  if (const auto* string_value = value.as<std::string>()) return !string_value->empty();
   if (const List* list = value.list()) return !list->empty();
   if (const Dict* dict = value.dict()) return !dict->empty();
   return false;
@@ -95,18 +95,18 @@ Result<std::string> text(const Value& value) {
     if (std::isfinite(*real) && shown.find_first_of(".e") == std::string::npos) shown += ".0";
     return shown;
   }
-  if (const auto* held_text = value.as<std::string>()) return *held_text;
+  if (const auto* string_value = value.as<std::string>()) return *string_value;
   return fail(Code::kInvalid, kErrorSource, "printing {} is not implemented; use the filter tojson", kind(value));
 }
 
 bool equal(const Value& a, const Value& b) {
   if (const auto x = number(a), y = number(b); x && y) return *x == *y;
   if (a.held.index() != b.held.index()) return false;
-  if (const auto* held_text = a.as<std::string>()) return *held_text == *b.as<std::string>();
+  if (const auto* string_value = a.as<std::string>()) return *string_value == *b.as<std::string>();
   if (const List* list = a.list())
     return std::equal(list->begin(), list->end(), b.list()->begin(), b.list()->end(), equal);
   if (const Dict* dict = a.dict()) {
-    if (dict == b.dict()) return true;
+    if (dict == b.dict()) return true;  // the same mapping, which need not be searched
     return dict->size() == b.dict()->size() && std::all_of(dict->begin(), dict->end(), [&](const auto& entry) {
              const Value* other = find(*b.dict(), entry.first);
              return other != nullptr && equal(entry.second, *other);
@@ -120,10 +120,10 @@ Result<std::string> to_json(const Value& value) {
     return fail(Code::kInvalid, kErrorSource, "'{}' is undefined and has no JSON form", value.as<Undefined>()->name);
   if (value.as<None>()) return std::string("null");
   if (const auto* flag = value.as<bool>()) return std::string(*flag ? "true" : "false");
-  const auto quoted = [](const std::string& held_text) {
-    return nlohmann::json(held_text).dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+  const auto quoted = [](const std::string& raw) {
+    return nlohmann::json(raw).dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   };
-  if (const auto* held_text = value.as<std::string>()) return quoted(*held_text);
+  if (const auto* string_value = value.as<std::string>()) return quoted(*string_value);
   std::string out;
   if (const List* list = value.list()) {
     for (const Value& item : *list) {
@@ -139,7 +139,7 @@ Result<std::string> to_json(const Value& value) {
     }
     return "{" + out + "}";
   }
-  return text(value);
+  return text(value);  // an integer or a float
 }
 
 std::vector<std::string_view> characters(std::string_view text) {
@@ -151,18 +151,18 @@ std::vector<std::string_view> characters(std::string_view text) {
     while (length < expected_bytes && i + length < text.size() &&
            (static_cast<unsigned char>(text[i + length]) & 0xc0) == 0x80)
       ++length;
-    if (length != expected_bytes) length = 1;
+    if (length != expected_bytes) length = 1;  // not UTF-8: the byte is an entry of its own
     out.push_back(text.substr(i, length));
     i += length;
   }
   return out;
 }
 
-std::string strip(std::string_view text, bool left, bool right, const std::string* set) {
+std::string strip(std::string_view text, bool left, bool right, const std::string* to_remove) {
   const auto text_characters = characters(text);
-  const auto removed = set ? characters(*set) : std::vector<std::string_view>();
+  const auto removed = to_remove ? characters(*to_remove) : std::vector<std::string_view>();
   const auto is_removed = [&](std::string_view c) {
-    return set ? std::find(removed.begin(), removed.end(), c) != removed.end() : is_space(c);
+    return to_remove ? std::find(removed.begin(), removed.end(), c) != removed.end() : is_space(c);
   };
   std::size_t begin = 0, end = text_characters.size();
   while (left && begin < end && is_removed(text_characters[begin])) ++begin;

@@ -59,7 +59,7 @@ Result<std::string> to_json(const Value& value);
 
 // The code points of a UTF-8 text; each invalid byte is an entry of its own.
 std::vector<std::string_view> characters(std::string_view text);
-// Python's str.strip(), lstrip() and rstrip(). `set`: the code points to remove; null: white space.
-std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
+// Python's str.strip(), lstrip() and rstrip(). `to_remove`: the code points to remove; null: white space.
+std::string strip(std::string_view text, bool left, bool right, const std::string* to_remove = nullptr);
 
 }  // namespace echoline::model::chat

@@ -87,7 +87,7 @@ class Translator {
  public:
   explicit Translator(std::string_view source) : source_(source) {}
 
-  Result<std::string> run() {
+  Result<std::string> translate() {
     while (position_ < source_.size()) {
       const char c = source_[position_];
       if (c == '\\') {
@@ -112,7 +112,7 @@ class Translator {
     const std::string_view rest = source_.substr(position_);
     const std::size_t close = rest.find('}');
     if (!rest.starts_with("\\p{") && !rest.starts_with("\\P{")) return {};
-    return close == 4 || close == 5 ? rest.substr(3, close - 3) : std::string_view();
+    return close == 4 || close == 5 ? rest.substr(3, close - 3) : std::string_view();  // names of one or two letters
   }
 
   // The members of a character class for the escapes \s, \w and \d; empty for other letters.
@@ -139,7 +139,7 @@ class Translator {
     }
     if (const std::string members = class_members(next); !members.empty())
       out += fmt::format("[{}]", members);
-    else if (const std::string others = class_members(static_cast<char>(next | 0x20)); !others.empty())
+    else if (const std::string others = class_members(static_cast<char>(next | 0x20)); !others.empty())  // \S, \W, \D
       out += fmt::format("[^{}]", others);
     else
       out += source_.substr(position_, 2);
@@ -213,7 +213,7 @@ class Translator {
 }  // namespace
 
 Result<TextPattern> TextPattern::regex(const std::string& expression) {
-  ECHO_ASSIGN(const std::string translated, Translator(expression).run());
+  ECHO_ASSIGN(const std::string translated, Translator(expression).translate());
   int error_code = 0;
   PCRE2_SIZE error_offset = 0;
   // PCRE2_MULTILINE: ^ and $ match at every line, as in Oniguruma's syntax.
@@ -242,6 +242,7 @@ Status TextPattern::find(std::string_view text, std::size_t from, Match& match) 
   thread_local const std::unique_ptr<pcre2_match_data, FreePcreMatch> match_data(pcre2_match_data_create(1, nullptr));
   if (!match_data) return fail(Code::kExhausted, "tokenize", "out of memory");
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  // Texts are UTF-8: Tokenizer::encode() has checked it. An empty match would not advance.
   const std::uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
   int result = pcre2_match(code_.get(), subject, text.size(), from, options, match_data.get(), nullptr);
   if (result == PCRE2_ERROR_JIT_STACKLIMIT)

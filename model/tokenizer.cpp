@@ -23,6 +23,7 @@ using tokenizer_json::Json;
 using tokenizer_json::member;
 using tokenizer_json::short_dump;
 constexpr std::size_t kTextBytesMax = 1u << 30;
+constexpr std::size_t kFileBytesMax = 256u << 20;  // of a tokenizer.json
 
 Result<std::vector<AddedToken>> read_added(const Json& root) {
   std::vector<AddedToken> tokens;
@@ -161,7 +162,7 @@ Status Tokenizer::State::encode_section(std::string_view text, bool begins_text,
   if (text.empty()) return ok();
   std::string normalized;
   if (!normalizer.keeps(text)) {
-    ECHO_ASSIGN(normalized, normalizer.apply(text, !continues));
+    ECHO_ASSIGN(normalized, normalizer.apply(text, /*prepends=*/!continues));
     text = normalized;
   }
   std::vector<AddedTokenFinder::Section> sections;
@@ -190,7 +191,7 @@ Result<Tokenizer> Tokenizer::from_json(std::string text) try {
 }
 
 Result<Tokenizer> Tokenizer::from_file(const std::filesystem::path& path) {
-  ECHO_ASSIGN(std::string text, read_file(path, 256 << 20));
+  ECHO_ASSIGN(std::string text, read_file(path, kFileBytesMax));
   auto tokenizer = from_json(std::move(text));
   if (!tokenizer) return fail(tokenizer.error().code, path.string(), "{}", tokenizer.error().detail);
   return tokenizer;
@@ -270,7 +271,7 @@ Result<std::vector<Token>> Tokenizer::encode(std::string_view text, std::optiona
   }
   std::vector<AddedTokenFinder::Section> sections;
   state_->added.find(text, sections);
-  const bool follows_ordinary =
+  const bool follows_ordinary_token =
       previous && !(state_->has(*previous) && state_->is_added[static_cast<std::size_t>(*previous)]);
   std::vector<Token> out;
   for (const auto& [begin, end, token] : sections) {
@@ -278,7 +279,7 @@ Result<std::vector<Token>> Tokenizer::encode(std::string_view text, std::optiona
       out.push_back(*token);
     else
       ECHO_TRY(state_->encode_section(text.substr(begin, end - begin), begin == 0 && !previous,
-                                      begin == 0 && follows_ordinary, out));
+                                      begin == 0 && follows_ordinary_token, out));
   }
   return out;
 } catch (const std::exception& e) {

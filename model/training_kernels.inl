@@ -47,10 +47,10 @@ inline void product_tile(Operand a, const float* b, std::int64_t b_stride, std::
 template <int V>
 inline void product_rows(Operand a, std::int64_t rows, const float* b, std::int64_t b_stride, std::int64_t depth,
                          float* c, std::int64_t c_stride, bool add) {
-  const auto next = [&](std::int64_t count) { a.data += count * a.row_stride, c += count * c_stride, rows -= count; };
-  for (; rows >= kTileRows; next(kTileRows)) product_tile<kTileRows, V>(a, b, b_stride, depth, c, c_stride, add);
-  if (rows >= 4) product_tile<4, V>(a, b, b_stride, depth, c, c_stride, add), next(4);
-  if (rows >= 2) product_tile<2, V>(a, b, b_stride, depth, c, c_stride, add), next(2);
+  const auto skip = [&](std::int64_t count) { a.data += count * a.row_stride, c += count * c_stride, rows -= count; };
+  for (; rows >= kTileRows; skip(kTileRows)) product_tile<kTileRows, V>(a, b, b_stride, depth, c, c_stride, add);
+  if (rows >= 4) product_tile<4, V>(a, b, b_stride, depth, c, c_stride, add), skip(4);
+  if (rows >= 2) product_tile<2, V>(a, b, b_stride, depth, c, c_stride, add), skip(2);
   if (rows >= 1) product_tile<1, V>(a, b, b_stride, depth, c, c_stride, add);
 }
 
@@ -299,7 +299,7 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
   }
 }
 
-// dx may be dy.
+// With r = 1 / rms(x) and n values: dx = r * weight * dy - x * r^3 * sum(x * weight * dy) / n. dx may be dy.
 void rms_norm_backward(const float* x, const float* weight, const float* dy, std::int64_t count, float eps, float* dx,
                        float* dw) {
   Floats lanes = {};
@@ -334,6 +334,7 @@ void gate_forward(const float* gate, const float* up, std::int64_t count, float*
 void gate_backward(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
                    float* d_up) {
   for (std::int64_t i = 0; i < count; ++i) {
+    // The derivative of silu(x) = x * sigmoid(x) is sigmoid(x) + silu(x) * (1 - sigmoid(x)).
     const float sigmoid = 1 / (1 + exponential(-gate[i])), silu = gate[i] * sigmoid;
     d_gate[i] = dy[i] * up[i] * (sigmoid + silu * (1 - sigmoid));
     d_up[i] = dy[i] * silu;
@@ -371,6 +372,7 @@ void score(const float* logits, std::int64_t count, float scale, std::int64_t ta
 
 void score_backward(float* logits, std::int64_t count, float scale, std::int64_t target, float log_sum,
                     float gradient) {
+  // Each logit's gradient is gradient * scale * (onehot - probability); onehot is 1 at the target, otherwise 0.
   const float slope = -gradient * scale;
   for (std::int64_t i = 0; i < count; ++i) logits[i] = slope * exponential(logits[i] * scale - log_sum);
   logits[target] -= slope;

@@ -50,8 +50,8 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const double layer_bytes = tokens * (norm_bytes + rotated_bytes + attention_bytes + mlp_bytes + low_rank_bytes);
   const double hidden_bytes = tokens * hidden * element_bytes;
 
-  // lm_head needs the logits of a part of the rows (on a CPU in bf16 and in fp32), and its
-  // weight's gradient, which is an fp32 sum if there are several parts.
+  // The head (lm_head) needs the logits of a part of the rows, which on a CPU are in bf16 and again in fp32. It also
+  // needs its weight's gradient, which is an fp32 sum if there are several parts.
   const double part_rows = shape.on_device
                                ? std::max(256.0, std::floor(kLogitBytesAtOnce / (element_bytes * vocabulary)))
                                : std::max(1.0, std::floor(static_cast<double>(kLogitsAtOnce) / vocabulary));
@@ -71,6 +71,7 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const double largest_trained_values = config.adapter
                                             ? static_cast<double>(config.adapter->rank) * std::max(inner, hidden)
                                             : std::max(embedding_values, inner * hidden);
+  // 38 or 14: bytes of temporary tensors per value.
   const double update_bytes =
       shape.on_device ? 0 : std::min(kUpdateValues, largest_trained_values) * (shape.int8_moments ? 38 : 14);
   // At the end of the backward pass: the embedding's gradient, with the head's if both are one tensor, and all bf16
@@ -86,6 +87,7 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   TrainingMemory memory;
   memory.weights = bytes(weights * element_bytes * (shape.reference ? 2 : 1));
   memory.gradients = bytes(4 * trained);
+  // The fp32 master and two moments: in fp32, or in bytes with an fp32 scale for every 256.
   memory.optimizer = bytes(trained * (4 + (shape.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
   if (shape.recompute) {
     memory.activations = bytes(layers * hidden_bytes);

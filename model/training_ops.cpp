@@ -54,7 +54,8 @@ Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
   return sums.sum(0);
 }
 
-// In the backward functions, dx is the gradient of the loss with respect to x; a slope is that of a result.
+// In the backward functions, dx is the gradient of the loss with respect to x; a slope is that of a result. They return
+// the gradients in the order of forward()'s parameters; those that get none are undefined.
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, double eps) {
     const Tensor x = input.contiguous(), out = torch::empty_like(x);
@@ -84,6 +85,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
+// See joint_product(). The product uses only `joint_weight`; q, k and v are passed so that they get its gradient.
 struct JointProduct : torch::autograd::Function<JointProduct> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& joint_weight, const Tensor& q,
                         const Tensor& k, const Tensor& v) {
@@ -112,7 +114,7 @@ struct Rotated : torch::autograd::Function<Rotated> {
     const auto *cos_data = cos.data_ptr<float>(), *sin_data = sin.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
     parallel_for_rows(tokens, all_heads * dim, [&](std::int64_t token) {
-      const std::int64_t position = token % cos.size(0) * dim;
+      const std::int64_t position = token % cos.size(0) * dim;  // of the token's row in cos and sin
       for (std::int64_t h = 0; h < heads + kv_heads; ++h)
         kernels().rotate(out_data + (token * all_heads + h) * dim, norms[h < heads ? 0 : 1], dim,
                          static_cast<float>(eps), cos_data + position, sin_data + position);
@@ -154,6 +156,7 @@ struct Rotated : torch::autograd::Function<Rotated> {
   }
 };
 
+// See gated().
 struct Gated : torch::autograd::Function<Gated> {
   static Tensor forward(AutogradContext* context, const Tensor& gate_input, const Tensor& up_input) {
     const Tensor gate = gate_input.contiguous(), up = up_input.contiguous(), out = torch::empty_like(gate);
@@ -203,6 +206,7 @@ struct Families {
   }
 };
 
+// The numbers of query heads and of key-value heads. `group()` query heads share a key-value head.
 struct HeadCounts {
   std::int64_t heads, kv_heads;
   std::int64_t all() const { return heads + 2 * kv_heads; }
@@ -220,7 +224,7 @@ AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim
 }
 
 // The keys and values that the queries [first_query, first_query + count) of a segment attend to: those of the prefix
-// segment, and those of the segment itself up to the last of these queries.
+// segment, and those of the segment itself (`own`) up to the last of these queries.
 struct VisibleKeys {
   const Segment &own, *prefix;
   std::int64_t first_query, count;
@@ -269,8 +273,9 @@ Tensor by_token(const Tensor& rows, HeadCounts head_counts) {
   return rows.unflatten(1, {head_counts.group(), -1}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
-// See attend_packed(). `sums` are the logarithms of the softmax's denominators. With by_products, uses libtorch's
-// products, otherwise the CPU's kernels.
+// See attend_packed(). `sums` and `sum` are logarithms of the softmax's denominators, so exp(score - sum) is a weight
+// of the attention. With by_products, uses libtorch's matrix products, otherwise the CPU's kernels. `slope` is the
+// gradient of the output.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& segments, std::int64_t heads,
                         std::int64_t kv_heads, bool by_products) {
@@ -284,7 +289,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads),
                    v = qkv.narrow(1, heads + kv_heads, kv_heads);
       for_each_query_block(segments, [&](const VisibleKeys& visible) {
-        const Tensor scores =
+        const Tensor scores =  // [kv_heads, group * queries of the block, visible keys]
             torch::bmm(by_kv_head(q.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts),
                        visible.gather(k).transpose(1, 2))
                 .to(torch::kFloat)
@@ -300,6 +305,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       out = torch::empty({tokens, heads * dim}, qkv_fp32.options());
       sums = torch::empty({tokens, heads, 1}, qkv_fp32.options());
       const Families families(segments);
+      // A task is one family of segments (a prefix and the segments that share it) for one key-value head.
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
           const std::int64_t kv_head = task / families.count(), family = task % families.count();
@@ -331,6 +337,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor v = qkv.narrow(1, heads + kv_heads, kv_heads);
       const Tensor dq = qkv_gradient.narrow(1, 0, heads), dk = qkv_gradient.narrow(1, heads, kv_heads);
       const Tensor dv = qkv_gradient.narrow(1, heads + kv_heads, kv_heads);
+      // Output gradient times output, by query: the part of the softmax's gradient that all keys of a query share.
       const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, /*keepdim=*/true);
       for_each_query_block(segments, [&](const VisibleKeys& visible) {
         const auto rows = [&](const Tensor& tokens) {
@@ -392,7 +399,7 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& seg
   std::vector<Tensor> parts;
   for (std::size_t s = 0; s < q.size(); ++s) {
     const Segment& own = families.segments[s];
-    const auto prefix = static_cast<std::size_t>(std::max<std::int64_t>(0, own.prefix));
+    const auto prefix = static_cast<std::size_t>(std::max<std::int64_t>(0, own.prefix));  // not used if there is none
     const std::int64_t prefix_tokens = own.prefix < 0 ? 0 : families.segments[prefix].count;
     const auto visible = [&](const std::vector<Tensor>& all, std::int64_t end) {
       return by_head(prefix_tokens > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s],
@@ -428,7 +435,7 @@ void add_product_by_parts(const Tensor& sum, const Tensor& gradient, const Tenso
 }
 
 // See linear_scores(). Computes logits for a part of the rows at a time. The backward pass computes them again, except
-// on a CPU if all rows are one part: then they are kept.
+// on a CPU if all rows are one part: then they are kept. A frozen weight needs no gradient.
 struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
   static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
   static Tensor logits_of(const Tensor& hidden, const Tensor& weight) {
@@ -555,6 +562,7 @@ Tensor rotate(const Tensor& qkv, const Rotation& rotation) {
   const auto per_token = [&](const Tensor& angles) {
     return (angles.size(0) == tokens ? angles : angles.repeat({tokens / angles.size(0), 1})).unsqueeze(1);
   };
+  // roll() swaps the halves of each head.
   qk =
       torch::addcmul(qk * per_token(rotation.cos), qk.roll(dim / 2, -1), per_token(rotation.sin)).to(qkv.scalar_type());
   return torch::cat({qk, rows.narrow(1, rotated_heads, rotation.kv_heads)}, 1);

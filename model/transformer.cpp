@@ -206,7 +206,7 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
                                .reshape({batch * kv_heads, group * count, dim});
     const Tensor visible_keys = keys.narrow(1, 0, visible_count);
     Tensor scores;
-    if (count == 1) {
+    if (count == 1) {  // the last query sees all keys
       scores = torch::bmm(visible_keys, grouped.transpose(1, 2));
     } else {
       const Tensor future_mask =
@@ -295,7 +295,7 @@ Status Transformer::add_adapter(const AdapterConfig& adapter) {
       for (auto& [part, tensor] : {std::pair{"lora_A.weight", &low->a}, std::pair{"lora_B.weight", &low->b}}) {
         const auto place = std::find_if(layout.begin(), layout.end(),
                                         [&, wanted = prefix + part](const auto& t) { return t.name == wanted; });
-        if (place == layout.end()) continue;
+        if (place == layout.end()) continue;  // this weight is no target of the adapter
         *tensor = torch::empty(place->shape, options).requires_grad_(true);
         register_path(*this, place->name, *tensor);
       }
@@ -319,12 +319,14 @@ Transformer::~Transformer() = default;
 torch::Device Transformer::device() const { return embedding_.device(); }
 torch::ScalarType Transformer::dtype() const { return embedding_.scalar_type(); }
 
+// Makes the tables of cosines and sines, by which queries and keys are rotated, long enough for these positions.
 void Transformer::ensure_rope_covers(std::int64_t positions) {
   if (rope_cos_.defined() && rope_cos_.size(0) >= positions) return;
   TORCH_CHECK(positions <= config_.positions_max, "position ", positions, " is beyond positions_max ",
               config_.positions_max);
   torch::NoGradGuard no_grad;
   constexpr std::int64_t kRowsMin = 256;
+  // Twice as many as needed, so that a growing text does not need a new table for every token.
   const std::int64_t rows = std::min(config_.positions_max, std::max(kRowsMin, 2 * positions));
   const std::int64_t half = config_.head_dim / 2;
   // Angles are computed in double. cos and sin contain the factor head_dim^(-1/4). It applies to queries and to keys,
@@ -377,7 +379,9 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
             .plan = {}};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
   if (!attention && device().is_cuda())
-    pass.plan = attention_plan(pass.segments, config_.heads > config_.kv_heads, device());
+    // If several query heads share a key head, the backward pass repeats the keys, which it can do only as it gathers
+    // them.
+    pass.plan = attention_plan(pass.segments, /*gathers=*/config_.heads > config_.kv_heads, device());
   if (positions.defined()) {
     TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
     ensure_rope_covers(positions.max().item<std::int64_t>() + 1);

@@ -94,7 +94,9 @@ class Transformer : public torch::nn::Module {
   struct Parts {
     torch::Tensor embedding, norm, lm_head;
     const std::vector<Layer>* layers;
-    torch::Tensor cos, sin;  // rotations, fp32 [positions, head_dim]; they contain the scale of the scores
+    // Rotations of queries and keys, fp32 [positions, head_dim]. Both contain the factor head_dim^(-1/4), so that the
+    // products of queries and keys have the scale of attention scores.
+    torch::Tensor cos, sin;
   };
   // cos and sin cover at least `positions` positions. A later call for more positions may allocate cos and sin again,
   // at other addresses. Weights keep their addresses.

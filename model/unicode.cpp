@@ -185,9 +185,9 @@ std::string to_normal_form(std::string_view text, NormalForm form) {
 std::string to_valid_utf8(std::string_view bytes) {
   std::string out;
   out.reserve(bytes.size());
-  const auto at = [&](std::size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0u; };
+  const auto byte_at = [&](std::size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0u; };
   for (std::size_t i = 0; i < bytes.size();) {
-    const unsigned lead = at(i);
+    const unsigned lead = byte_at(i);
     // The length that the first byte announces (0: it begins no character), and the range of the second byte.
     const std::size_t length = lead < 0x80   ? 1
                                : lead < 0xc2 ? 0
@@ -198,8 +198,8 @@ std::string to_valid_utf8(std::string_view bytes) {
     const unsigned second_min = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const unsigned second_max = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     std::size_t valid = length == 0 ? 0 : 1;  // number of bytes that can begin a character
-    while (valid > 0 && valid < length && at(i + valid) >= (valid == 1 ? second_min : 0x80) &&
-           at(i + valid) <= (valid == 1 ? second_max : 0xbf))
+    while (valid > 0 && valid < length && byte_at(i + valid) >= (valid == 1 ? second_min : 0x80) &&
+           byte_at(i + valid) <= (valid == 1 ? second_max : 0xbf))
       ++valid;
     if (length > 0 && valid == length)
       out += bytes.substr(i, length);

@@ -99,7 +99,7 @@ Result<delta::SharedState> export_base(std::shared_ptr<const Transformer> model)
 Result<delta::OwnedState> export_policy(const Transformer& model, const delta::SharedState& base) {
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(model.config()));
   const auto parameters = model.named_parameters();
-  struct Parts {
+  struct Parts {  // keeps the memory of the policy
     delta::SharedState base;
     delta::OwnedState adapter;
   };
@@ -141,6 +141,7 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
     std::vector<const delta::TensorView*> sources(parameters.size(), nullptr);
     for (const delta::TensorView& tensor : state) {
       std::string_view name = tensor.name;
+      // A file may repeat the embedding as the head, although the model ties them: uses one tensor for both.
       const bool repeated_head = name == kHead && model.config().tie_embeddings;
       if (repeated_head) name = kEmbedding;
       const auto it =
@@ -206,6 +207,7 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
   return catch_torch_errors("load changes", [&]() -> Status {
     for (const delta::TensorWrite& write : written) {
       const Tensor& weight = parameters[write.tensor].second;
+      // Weights in this form have the same bytes as the policy, so that the change can be written as bytes.
       if (weight.is_cpu() && weight.scalar_type() == torch::kBFloat16 && weight.is_contiguous()) {
         write.write_to({static_cast<std::byte*>(weight.data_ptr()) + write.first_byte, write.byte_count});
         continue;

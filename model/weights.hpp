@@ -31,7 +31,8 @@ Status init_adapter(Transformer& model, std::uint64_t seed);
 Status load_policy(Transformer& model, const delta::StateView& state);
 
 // Copies only the changes of a delta: `written` (from delta::IncomingDelta). `state` is the state after the delta; the
-// model must hold the state before it. Needs 10 bytes per changed element, for one part of the changes at a time.
+// model must hold the state before it. Needs memory of 10 bytes (index and value) per changed element, for one part of
+// the changes at a time.
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written);
 
 // A new model with the initial values of init_policy().

@@ -18,8 +18,8 @@ namespace echoline::worker {
 namespace {
 
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);
-constexpr Duration kEngineSlice = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
-constexpr Duration kLeaveMax = std::chrono::seconds(10);          // most time to leave the overlay after a stop request
+constexpr Duration kEngineSliceMax = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
+constexpr Duration kLeaveMax = std::chrono::seconds(10);  // most time to leave the overlay after a stop request
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
 // Rollouts that wait for the environment's answer do not count as work for the engine, up to this many.
 constexpr std::size_t kRolloutsInEnvironmentMax = 4096;
@@ -41,14 +41,15 @@ class Agent {
   Result<AgentReport> run() {
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(options_.node, inbox_.node_events()));
     const Status result = run_loop();
-    if (!result && !ending_.has_ended()) return_leases();  // other workers can get them at once
+    // After an error, the leases are returned, so that other workers can get them at once.
+    if (!result && !ending_.has_ended()) return_leases();
     if (stop_ && !ending_.has_ended()) leave_overlay();
     inbox_.close();
     node_->stop();
     if (!result) return result.error();
     const InstallationQueue::Counts& installs = installations_.counts();
-    return AgentReport{.rollouts = rollouts_,
-                       .refused = refused_,
+    return AgentReport{.rollouts = rollouts_acknowledged_,
+                       .refused = submissions_refused_,
                        .versions = installs.installed,
                        .install_waits = installs.total_wait,
                        .install_times = installs.total_install_time,
@@ -76,7 +77,7 @@ class Agent {
       ECHO_TRY(install_policies());
       decode_arriving_parts();
       begin_groups();
-      for (Outcome& outcome : run_->engine->poll(kEngineSlice)) run_->groups.on_outcome(std::move(outcome));
+      for (Outcome& outcome : run_->engine->poll(kEngineSliceMax)) run_->groups.on_outcome(std::move(outcome));
       advance_groups();
       ECHO_TRY(run_->engine->status());
       submit_due_results();
@@ -107,7 +108,7 @@ class Agent {
       message.mutable_leaving();
       send_to_learner(message);
     }
-    return !run_ || rollouts_under_way() == 0 || !asking_.is_joined() || ending_.is_late(now);
+    return !run_ || rollouts_under_way() == 0 || !asking_.is_joined() || ending_.finish_time_is_over(now);
   }
 
   // Now, if the engine has work, leases wait, or a request for work can be sent. Otherwise the first of: the check for
@@ -116,8 +117,9 @@ class Agent {
     const TimePoint now = clock_.now();
     if (run_ && (run_->engine->sequences_in_progress() > 0 || work_.has_leases())) return now;
     const TimePoint wake = std::min(now + kStopCheckInterval, work_.next_due());
+    // `wake` may be in the past: a result that is already due.
     if (asking_.earliest_request() > now) return std::max(now, std::min(wake, asking_.earliest_request()));
-    return !stop_ && has_room() ? now : std::max(now, wake);
+    return !stop_ && can_take_group() ? now : std::max(now, wake);
   }
 
   // Handles one event, for which it waits until `deadline`, and all further events that are already queued.
@@ -183,9 +185,9 @@ class Agent {
         break;
       case schema::LearnerMessage::kAck:
         if (message.ack().accepted()) {
-          rollouts_ += run_ ? run_->task.spec.group_size() : 0;
+          rollouts_acknowledged_ += run_ ? run_->task.spec.group_size() : 0;
         } else {
-          refused_ += 1;
+          submissions_refused_ += 1;
           log::warn("lease {} refused: {}", message.ack().lease(), message.ack().reason());
         }
         break;
@@ -196,7 +198,7 @@ class Agent {
       case schema::LearnerMessage::kStop:
         ending_.on_run_ended(message.stop().reason());
         break;
-      case schema::LearnerMessage::BODY_NOT_SET:
+      case schema::LearnerMessage::BODY_NOT_SET:  // a kind of message that a newer learner may send
         break;
     }
     return ok();
@@ -240,19 +242,18 @@ class Agent {
     return !installations_.empty() && run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
   }
 
-  // Limit on rollouts leased or in progress. With a speed limit: the current group, and work for kAheadSeconds or at
-  // least another group, because a request takes time.
+  // Limit on rollouts leased or in progress. With a speed limit, it is the current group, and in advance work for
+  // kAheadSeconds, but at least one more group: the answer to a request takes time, in which the worker would idle.
   std::size_t rollouts_max() const {
     const std::size_t group_size = run_->task.spec.group_size();
     const std::size_t engine_max = std::max(run_->engine->capacity(), group_size);
     if (!options_.rollouts_per_s_max) return engine_max;
-    const auto ahead_rollouts = static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds);
-    return std::min(engine_max, group_size + std::max(group_size, ahead_rollouts));
+    const auto rollouts_ahead = static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds);
+    return std::min(engine_max, group_size + std::max(group_size, rollouts_ahead));
   }
   // Rollouts of leases, of groups in progress and of results that are not submitted.
   std::size_t rollouts_under_way() const { return run_->groups.rollouts() + work_.rollouts(); }
-  // Whether the worker can take another group.
-  bool has_room() const {
+  bool can_take_group() const {
     return run_ && run_->engine->version() && run_->engine->can_take_work() && !must_finish_groups_first() &&
            rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
   }
@@ -263,7 +264,7 @@ class Agent {
 
   void request_work() {
     const TimePoint now = clock_.now();
-    if (!has_room() || now < asking_.earliest_request()) return;
+    if (!can_take_group() || now < asking_.earliest_request()) return;
     const Engine& engine = *run_->engine;
     const std::size_t groups = (rollouts_max() - rollouts_for_engine()) / run_->task.spec.group_size();
     schema::WorkerMessage message;
@@ -312,15 +313,15 @@ class Agent {
   }
 
   void submit_due_results() {
-    auto finished = work_.take_due_result(clock_.now());
-    if (!finished) return;
-    vitals_.record_work(clock_.now(), /*has_work=*/true);
-    for (; finished; finished = work_.take_due_result(clock_.now())) {
-      vitals_.add_generated(finished->rollouts);
-      const std::uint64_t lease = finished->submission.lease();
+    auto due_result = work_.take_due_result(clock_.now());
+    if (!due_result) return;
+    vitals_.record_work(clock_.now(), /*has_work=*/true);  // so that the report below includes the time until now
+    for (; due_result; due_result = work_.take_due_result(clock_.now())) {
+      vitals_.add_generated(due_result->rollouts);
+      const std::uint64_t lease = due_result->submission.lease();
       schema::WorkerMessage message;
-      *message.mutable_submission() = std::move(finished->submission);
-      if (const Status sent = node_->send(message.SerializeAsString()); !sent) {
+      *message.mutable_submission() = std::move(due_result->submission);
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent) {  // the message is too large
         schema::WorkFailed failed;
         failed.set_lease(lease);
         failed.set_failure(schema::WORK_FAILURE_SIZE);
@@ -339,7 +340,7 @@ class Agent {
     schema::WorkerMessage message;
     schema::WorkProgress& progress = *message.mutable_progress();
     for (const std::uint64_t lease : run_->groups.leases()) progress.add_leases(lease);
-    for (const std::uint64_t lease : work_.result_leases()) progress.add_leases(lease);
+    for (const std::uint64_t lease : work_.lease_ids_of_results()) progress.add_leases(lease);
     if (progress.leases().empty()) return;
     progress.set_progress(progress_.next_count(run_->engine->progress(),
                                                work_.has_results() || run_->groups.rollouts_in_environment() > 0));
@@ -370,7 +371,8 @@ class Agent {
   Progress progress_;
   Vitals vitals_;
   Ending ending_;
-  std::uint64_t rollouts_ = 0, refused_ = 0;  // acknowledged rollouts and refused submissions, for the report
+  std::uint64_t rollouts_acknowledged_ = 0,
+                submissions_refused_ = 0;  // acknowledged rollouts and refused submissions, for the report
 };
 
 }  // namespace

@@ -13,7 +13,8 @@
 
 namespace echoline::worker {
 
-// A worker with a speed limit leases work for this time in advance, in addition to its current group.
+// A worker with a speed limit (AgentOptions::rollouts_per_s_max) leases work for this time in advance, in addition to
+// its current group.
 inline constexpr double kAheadSeconds = 0.25;
 
 struct AgentOptions {

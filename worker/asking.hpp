@@ -14,27 +14,27 @@ class Asking {
   static constexpr Duration kRequestIntervalMin = std::chrono::milliseconds(50);
 
   void on_joined() { joined_ = true; }
-  // The learner is out of reach. It takes its leases back, and receives nothing until this worker has joined again.
+  // The learner is out of reach. Nothing can be requested until this worker has joined again.
   void on_away() { joined_ = awaits_grant_ = told_to_wait_ = false; }
   // A learner that resumes loads its model first. It answers no request for work until it has sent the run's
   // description.
   void on_told_to_wait() { told_to_wait_ = true, awaits_grant_ = false; }
   void on_run_described() { told_to_wait_ = false; }
-  void on_requested(TimePoint now) { awaits_grant_ = true, next_by_interval_ = now + kRequestIntervalMin; }
-  void on_granted(TimePoint next_request) { awaits_grant_ = false, next_by_learner_ = next_request; }
+  void on_requested(TimePoint now) { awaits_grant_ = true, earliest_by_interval_ = now + kRequestIntervalMin; }
+  void on_granted(TimePoint earliest) { awaits_grant_ = false, earliest_by_learner_ = earliest; }
 
   bool is_joined() const { return joined_; }
   bool awaits_grant() const { return awaits_grant_; }
   // The earliest time of the next request; kNever: another message from the learner must come first.
   TimePoint earliest_request() const {
-    return joined_ && !told_to_wait_ && !awaits_grant_ ? std::max(next_by_learner_, next_by_interval_) : kNever;
+    return joined_ && !told_to_wait_ && !awaits_grant_ ? std::max(earliest_by_learner_, earliest_by_interval_) : kNever;
   }
   void check() const { ECHO_CHECK(!(awaits_grant_ && told_to_wait_), "a request to a learner that answers none"); }
 
  private:
   bool joined_ = false, told_to_wait_ = false, awaits_grant_ = false;
-  TimePoint next_by_learner_{};   // the learner's last grant allows no earlier request
-  TimePoint next_by_interval_{};  // kRequestIntervalMin after the last request
+  TimePoint earliest_by_learner_{};   // the learner's last grant allows no earlier request
+  TimePoint earliest_by_interval_{};  // kRequestIntervalMin after the last request
 };
 
 }  // namespace echoline::worker

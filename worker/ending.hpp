@@ -11,7 +11,7 @@ class Ending {
  public:
   static constexpr Duration kFinishMax = std::chrono::seconds(8);  // for leased work after a stop request
 
-  // Called on a stop request. Returns true the first time: the caller then tells the learner.
+  // Called on a stop request. Returns true the first time: the caller then tells the learner that the worker leaves.
   bool begin_finishing(TimePoint now) {
     if (stage_ != Stage::kWorking) return false;
     move_to(Stage::kFinishing);
@@ -19,22 +19,23 @@ class Ending {
     return true;
   }
   // Whether kFinishMax has passed since the stop request.
-  bool is_late(TimePoint now) const { return now >= finish_by_; }
+  bool finish_time_is_over(TimePoint now) const { return now >= finish_by_; }
   // The run has ended. The learner's reason replaces any other.
   void on_run_ended(std::string reason) {
     move_to(Stage::kEnded);
     reason_ = std::move(reason);
   }
-  // The worker's node has left the overlay. `cleanly`: on purpose, or because the run has ended; false: it lost its
-  // learner.
+  // The worker's node has left the overlay. `cleanly`: the node left on purpose, or because the run ended; false: the
+  // node lost its learner.
   void on_disconnected(const std::string& reason, bool cleanly) {
     move_to(Stage::kEnded);
     ended_cleanly_ = cleanly;
     if (reason_.empty()) reason_ = reason;
   }
-  bool has_ended() const { return stage_ == Stage::kEnded; }  // nothing more is sent or received
+  // Whether the connection to the learner is over: nothing more is sent or received.
+  bool has_ended() const { return stage_ == Stage::kEnded; }
   const std::string& reason() const { return reason_; }
-  bool ended_cleanly() const { return ended_cleanly_; }
+  bool ended_cleanly() const { return ended_cleanly_; }  // false only after the node has lost its learner
   void check() const {
     ECHO_CHECK(ended_cleanly_ || has_ended(), "the learner is lost for good, and the worker works on");
     ECHO_CHECK(finish_by_ != kNever || stage_ != Stage::kFinishing, "no limit on the time to finish");
@@ -50,7 +51,7 @@ class Ending {
   }
 
   Stage stage_ = Stage::kWorking;
-  TimePoint finish_by_ = kNever;
+  TimePoint finish_by_ = kNever;  // kNever: there was no stop request
   std::string reason_;
   bool ended_cleanly_ = true;
 };

@@ -11,8 +11,9 @@
 namespace echoline::worker {
 namespace {
 
-constexpr std::size_t kDetailBytesMax = 1024;  // of a failure's text to the learner
+constexpr std::size_t kDetailBytesMax = 1024;  // of the text in a WorkFailed message
 
+// Logs the failure and returns the message about it.
 schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind, std::string detail) {
   log::warn("lease {}, problem '{}': {}", lease.id(), lease.problem().id(), detail);
   detail.resize(std::min(detail.size(), kDetailBytesMax));
@@ -38,7 +39,8 @@ Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const 
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
-// Maps an engine's error to a failure. If the policy caused the error, the caller uses WORK_FAILURE_GENERATION instead.
+// The kind of failure for an engine's error about a sequence. If the policy caused the error, the caller uses
+// WORK_FAILURE_GENERATION instead.
 schema::WorkFailure failure_kind(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
   return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_UNKNOWN;
@@ -108,7 +110,8 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
                     .prompt = group.prompt,
                     .tokens_max = tokens_left(member),
                     .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
-  // Each later turn has another seed, which also follows from run, lease and member.
+  // Each later turn has another seed, so that it draws other random numbers. The seed follows from run, lease, member
+  // and turn alone.
   if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
   // A side prompt is a question of the environment to the policy, apart from the conversation.
   if (member.side_prompt.empty()) {
@@ -168,6 +171,7 @@ void Groups::on_outcome(Outcome outcome) {
     }
     if (is_first && answers->wake) answers->wake();  // once, until advance() has taken the answers
   };
+  // Tasks return errors, but a library below one may throw, and that must not end the worker.
   try {
     member.episode->step(std::move(text), on_answer);
   } catch (const std::exception& error) {
@@ -198,7 +202,7 @@ Groups::Advance Groups::advance() {
     else if (--group.members_unfinished == 0)
       end_group(state.lease, std::nullopt);
   }
-  advance.ended = std::exchange(ended_, {});
+  advance.ended = std::exchange(ended_groups_, {});
   // Drops next turns whose group failed later in this call. The engine never got them, so it need not abort them.
   std::erase_if(advance.next, [&](const Sequence& sequence) {
     if (sequences_.contains(sequence.id)) return false;
@@ -242,7 +246,7 @@ void Groups::end_group(std::uint64_t lease, std::optional<schema::WorkFailed> fa
              : submission_or_failure(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()});
   Ended ended{.begun = group.begun, .result = std::move(result), .abandoned = {}};
   ended.abandoned = remove_group(lease);  // `group` is gone from here on
-  ended_.push_back(std::move(ended));
+  ended_groups_.push_back(std::move(ended));
 }
 
 std::vector<std::uint64_t> Groups::leases() const {
@@ -286,17 +290,17 @@ schema::Submission Groups::submission(const Group& group) const {
   const schema::Lease& lease = group.lease;
   schema::Submission submission;
   submission.set_lease(lease.id());
-  for (std::size_t number = 0; number < group.members.size(); ++number) {
-    const Member& member = group.members[number];
+  for (std::size_t member_number = 0; member_number < group.members.size(); ++member_number) {
+    const Member& member = group.members[member_number];
     schema::Trajectory& trajectory = *submission.add_trajectories();
-    trajectory.set_id(fmt::format("{}/{}", lease.id(), number));
+    trajectory.set_id(fmt::format("{}/{}", lease.id(), member_number));
     trajectory.set_problem_id(lease.problem().id());
     trajectory.set_group(lease.group());
-    trajectory.set_member(static_cast<std::uint32_t>(number));
+    trajectory.set_member(static_cast<std::uint32_t>(member_number));
     for (const model::Token token : group.prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
     for (const model::Token token : member.tokens) trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
     for (const float logprob : member.logprobs) trajectory.add_logprobs(logprob);
-    if (member.turns > 1)
+    if (member.turns > 1)  // otherwise the policy generated every token, which an empty mask says
       for (const bool sampled : member.sampled) trajectory.add_loss_mask(sampled ? 1 : 0);
     std::size_t begin = 0;
     for (const Span& span : member.spans) {

@@ -1,7 +1,7 @@
-// Groups in progress. A lease is the learner's order for a group: several rollouts of one problem. It becomes sequences
-// for an engine, one per member. A turn is what the policy generates in one go. Each turn goes to the environment (the
-// task's adapter). Its answer goes back to the engine. This repeats until all members are scored. The class calls
-// neither the network nor the engine: the agent passes the messages.
+// Groups in progress. A lease is the learner's order for a group: several rollouts (members) of one problem. Each
+// member becomes sequences for an engine. A turn is the text that the policy generates for one sequence. Each turn goes
+// to the environment (the task's adapter), whose answer, an observation, is appended before the next turn. This repeats
+// until all members are scored. The class calls neither the network nor the engine: the agent passes the messages.
 #pragma once
 #include <functional>
 #include <map>
@@ -74,7 +74,7 @@ class Groups {
  private:
   struct Member {
     std::unique_ptr<data_plane::Episode> episode;
-    std::vector<model::Token> tokens;  // of turns and observations
+    std::vector<model::Token> tokens;  // of turns and observations, without the group's prompt
     std::vector<float> logprobs;
     std::vector<bool> sampled;  // by token: the policy sampled it
     std::vector<Span> spans;
@@ -82,7 +82,7 @@ class Groups {
     std::vector<model::Token> side_prompt;
     std::size_t turns = 0, side_prompts = 0;
     data_plane::Score score;
-    bool ended = false;  // its last turn was not cut off by tokens_max
+    bool ended = false;  // its last turn ended by itself, not at tokens_max
   };
   struct Group {
     schema::Lease lease;
@@ -108,16 +108,17 @@ class Groups {
   static void append_turn(Member& member, const Response& turn);
   // Continues a member with the environment's answer. Returns false if the member has ended.
   Result<bool> continue_member(Member& member, data_plane::Step step) const;
+  // `failed`: absent if all members are scored.
   void end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
   schema::Submission submission(const Group& group) const;
-  std::vector<std::uint64_t> remove_group(std::uint64_t lease);
+  std::vector<std::uint64_t> remove_group(std::uint64_t lease);  // returns its sequences that the engine must abort
 
   const Task& task_;
   WorkerId worker_;
   std::map<std::uint64_t, Group> groups_;             // by lease
   std::map<std::uint64_t, SequenceState> sequences_;  // in the engine or the environment, by id
   std::uint64_t next_sequence_id_ = 0;
-  std::vector<Ended> ended_;
+  std::vector<Ended> ended_groups_;
   std::shared_ptr<Answers> answers_;
 };
 

@@ -13,7 +13,7 @@ overlay::WorkerEvents Inbox::node_events() {
   events.part = [this](const overlay::PublicationPart& part) {
     const std::lock_guard lock(mutex_);
     parts_.push_back(part);
-    if (parts_.size() == 1) post(event::PartsArrived{});
+    if (parts_.size() == 1) post(event::PartsArrived{});  // for later parts, the event already waits
   };
   events.message = [this](std::string bytes) { post(event::Message{std::move(bytes)}); };
   events.away = [this](const std::string& reason) { post(event::Away{reason}); };
@@ -23,6 +23,7 @@ overlay::WorkerEvents Inbox::node_events() {
 
 std::optional<Event> Inbox::pop(Duration wait) {
   auto event = events_.pop(wait);
+  // Also if a second policy is queued, because the agent empties the inbox before it generates again.
   if (event && std::holds_alternative<event::PolicyArrived>(*event)) policy_waits_ = false;
   return event;
 }

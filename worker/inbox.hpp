@@ -26,7 +26,7 @@ struct Message {  // from the learner
 struct Away {  // the learner cannot be reached for now
   std::string reason;
 };
-struct Disconnected {  // the node has ended; `cleanly`: it left by itself or the run has ended
+struct Disconnected {  // the node has left the overlay; `cleanly`: as in Ending::on_disconnected()
   std::string reason;
   bool cleanly = false;
 };
@@ -44,15 +44,16 @@ class Inbox {
 
   // Callbacks for the node. The inbox must outlive the node.
   overlay::WorkerEvents node_events();
-  // Any thread. Beyond kEventsMax waiting events (generation has then hung for minutes), events are lost, and
-  // check_overflow() returns an error.
+  // On any thread. Beyond kEventsMax waiting events, events are lost, and check_overflow() returns an error: the agent
+  // has then hung for minutes.
   void post(Event event) {
     if (!events_.try_push(std::move(event))) overflowed_ = true;
   }
-  // Any thread. Wakes pop(). A full inbox ignores the call, because pop() does not wait then.
+  // On any thread. Wakes pop(). A full inbox ignores the call, because pop() does not wait then.
   void wake() { events_.try_push(event::EnvironmentAnswered{}); }
 
-  // The agent's thread. Removes and returns the oldest event. Waits for an event for at most `wait`.
+  // The functions below are for the agent's thread.
+  // Removes and returns the oldest event. Waits for an event for at most `wait`; absent if none has come.
   std::optional<Event> pop(Duration wait);
   // Takes the parts of publications that have arrived since the last call. The node bounds them
   // (overlay::kPartsUnreadMax).

@@ -6,15 +6,15 @@
 
 namespace echoline::worker {
 
-// Models groups that are generated one after another at the given speed. A result that is submitted late, because the
-// operating system woke this process late, does not delay the next ones: the worker may then exceed the speed, and
+// Models groups that are generated one after another at the given speed. If a result becomes ready late, because the
+// operating system woke this process late, the next ones are not delayed: the worker may then exceed the speed, and so
 // catch up by at most kCatchUpMax of a group's time.
 class Pace {
  public:
   static constexpr double kCatchUpMax = 0.25;  // fraction of a group's time
 
   explicit Pace(double rollouts_per_s) : rollouts_per_s_(rollouts_per_s) {}
-  // Returns the time at which a group of `rollouts` rollouts, begun at `begun` and ready `now`, may be submitted.
+  // Returns the time from which a group of `rollouts` rollouts, begun at `begun` and ready `now`, may be submitted.
   TimePoint due_time(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
     const Duration group_time = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
     const TimePoint due = std::max(begun, free_at_) + group_time;
@@ -24,7 +24,7 @@ class Pace {
 
  private:
   double rollouts_per_s_;
-  TimePoint free_at_{};  // when the modelled machine has generated all groups so far
+  TimePoint free_at_{};  // when the modelled machine will have generated all groups so far
 };
 
 }  // namespace echoline::worker

@@ -18,7 +18,7 @@ class InstallationQueue {
     Duration total_wait{}, total_install_time{};
   };
 
-  // Publications come complete and in order.
+  // `publication`: complete; newer than all before.
   void add(overlay::Publication publication, TimePoint arrived) {
     waiting_.push_back({std::move(publication), arrived});
   }

@@ -1,5 +1,5 @@
-// The reports of a worker: vitals with its heartbeats, and progress on its leases. No I/O except to read the memory
-// use. Private to worker/.
+// The reports of a worker: its vitals (counts, times and memory use, sent with each heartbeat), and progress on its
+// leases. No I/O except to read the memory use. Private to worker/.
 #pragma once
 #include "base/process_memory.hpp"
 #include "data_plane/schema.pb.h"

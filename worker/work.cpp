@@ -38,7 +38,7 @@ std::optional<WorkQueue::DueResult> WorkQueue::take_due_result(TimePoint now) {
   return result;
 }
 
-std::vector<std::uint64_t> WorkQueue::result_leases() const {
+std::vector<std::uint64_t> WorkQueue::lease_ids_of_results() const {
   std::vector<std::uint64_t> leases;
   for (const DueResult& result : results_) leases.push_back(result.submission.lease());
   return leases;

@@ -13,7 +13,7 @@ namespace echoline::worker {
 
 class WorkQueue {
  public:
-  struct DueResult {  // a result: the rollouts of one group
+  struct DueResult {  // the rollouts of one group
     TimePoint due;    // earliest time to submit it
     std::uint64_t rollouts = 0;
     schema::Submission submission;
@@ -22,9 +22,9 @@ class WorkQueue {
   // `rollouts_per_s_max`: limit on the speed of generation; absent: results are due at once.
   explicit WorkQueue(std::optional<double> rollouts_per_s_max);
 
-  void add_leases(schema::WorkGrant& grant);
+  void add_leases(schema::WorkGrant& grant);  // moves the leases out of `grant`
   std::vector<schema::Lease> take_leases();
-  bool has_leases() const { return !leases_.empty(); }
+  bool has_leases() const { return !leases_.empty(); }  // whose groups have not begun
 
   // Adds the result of a group that was begun at `begun`. Its due time follows from the speed limit.
   void add_result(TimePoint begun, schema::Submission submission, TimePoint now);
@@ -33,7 +33,7 @@ class WorkQueue {
   bool has_results() const { return !results_.empty(); }
   // Due time of the first result; kNever if there is none.
   TimePoint next_due() const { return results_.empty() ? kNever : results_.front().due; }
-  std::vector<std::uint64_t> result_leases() const;
+  std::vector<std::uint64_t> lease_ids_of_results() const;
 
   // Drops all work, after the learner has taken its leases back.
   void clear();

@@ -33,9 +33,9 @@ constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
 constexpr double kWaitSecondsMax = 60, kLeaseSecondsDefault = 600, kLeaseSecondsMax = 86'400;
 constexpr std::size_t kCallsRemembered = 1024;
 constexpr int kTokenWords = 8;  // length of the token, in words of 32 random bits
-constexpr const char* kRequestId = "Idempotency-Key";
-constexpr const char* kJson = "application/json";
-constexpr const char* kBytes = "application/octet-stream";
+constexpr const char* kRequestIdHeader = "Idempotency-Key";
+constexpr const char* kJsonType = "application/json";
+constexpr const char* kBinaryType = "application/octet-stream";
 
 int http_status(Code code) {
   switch (code) {
@@ -53,7 +53,7 @@ int http_status(Code code) {
   }
 }
 
-void answer(Response& response, const json& value) { response.set_content(json_text(value) + "\n", kJson); }
+void answer(Response& response, const json& value) { response.set_content(json_text(value) + "\n", kJsonType); }
 
 void answer(Response& response, const Error& error) {
   response.status = http_status(error.code);
@@ -86,7 +86,7 @@ Result<std::uint64_t> number_in(const Request& request, const char* name, std::u
 // Reads {"figures": {name: number}}; an empty body has no figures.
 Result<json> figures_of(const std::string& body) {
   if (body.empty()) return json::object();
-  const json parsed = json::parse(body, nullptr, false);
+  const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
   const auto wrong = [](std::string_view found) {
     return fail(Code::kInvalid, "consume",
                 "expected {{\"figures\": {{name: number, ...}}}} with at most {} numbers, found {}", kFiguresMax,
@@ -104,8 +104,8 @@ Result<json> figures_of(const std::string& body) {
 
 }  // namespace
 
-struct Api::State {
-  ApiOptions options;
+struct TrainerServer::State {
+  TrainerServerOptions options;
   TrainerLink& trainer_link;
   HttpServer server;
   RecentCalls calls{kCallsRemembered};
@@ -117,11 +117,11 @@ struct Api::State {
   // Empty for a unix socket, because its folder admits only its owner.
   overlay::trust::Secret required_authorization;
 
-  State(ApiOptions api_options, TrainerLink& link)
-      : options(std::move(api_options)),
+  State(TrainerServerOptions server_options, TrainerLink& link)
+      : options(std::move(server_options)),
         trainer_link(link),
         server({.idle_max = options.idle_max,
-                .stall_max = options.stall_max,
+                .transfer_time_base = options.transfer_time_base,
                 // Two policies of the greatest size may arrive at once.
                 .receiving_max = {2 * options.body_max.count}}) {}
 
@@ -189,11 +189,11 @@ struct Api::State {
   Status publish(const Request& request, Response& response, std::string body) {
     ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
     delta::OwnedState policy;
-    if (request.get_header_value("Content-Type").starts_with(kJson)) {
-      const json parsed = json::parse(body, nullptr, false);
+    if (request.get_header_value("Content-Type").starts_with(kJsonType)) {
+      const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
       if (!parsed.is_object() || !parsed.contains("path") || !parsed["path"].is_string())
         return fail(Code::kInvalid, "publish",
-                    "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
+                    "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBinaryType);
       if (parsed.contains("strip_prefix") && !parsed["strip_prefix"].is_string())
         return fail(Code::kInvalid, "publish", "'strip_prefix' is {}, expected a text", parsed["strip_prefix"].dump());
       ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>(),
@@ -247,6 +247,7 @@ struct Api::State {
       if (!response.body.empty()) return;
       HttpServer::close_after_answer(response);
       if (const auto failure = HttpServer::request_failure()) {
+        // 503: too many requests are arriving. Otherwise 408: this one arrived too slowly or incompletely.
         response.status = failure->status;
         return answer(
             response,
@@ -263,6 +264,7 @@ struct Api::State {
       HttpServer::close_after_answer(response);
       answer(response, fail(Code::kExhausted, "trainer api", "a call failed for lack of memory"));
     });
+    // Makes a handler that runs `work` and answers with its error, if it returns one.
     const auto route = [](auto work) {
       return [work](const Request& request, Response& response) {
         if (const Status outcome = work(request, response); !outcome) answer(response, outcome.error());
@@ -271,9 +273,9 @@ struct Api::State {
     // A call that changes state. When repeated with the same id, it gets the first answer again.
     const auto idempotent = [this, route](auto work) {
       return route([this, work](const Request& request, Response& response) -> Status {
-        ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
+        ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestIdHeader), request.path));
         if (turn.earlier_result()) {
-          response.set_content(*turn.earlier_result(), kJson);
+          response.set_content(*turn.earlier_result(), kJsonType);
           return ok();
         }
         ECHO_TRY(work(request, response));
@@ -296,35 +298,35 @@ struct Api::State {
                  if (!page) return std::move(page).error();
                  if (page->next) response.set_header("X-Echoline-Next", std::to_string(*page->next));
                  response.set_header("X-Echoline-More", page->more ? "1" : "0");
-                 response.set_content(std::move(page->rows) + "\n", kJson);
+                 response.set_content(std::move(page->rows) + "\n", kJsonType);
                  return ok();
                }));
     // A repeated request with the same id gets the same lease again. `calls` keeps only the lease, because the batch is
     // too large to keep.
-    server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {
-                  ECHO_ASSIGN(const double wait_seconds, seconds_in(request, "wait_s", 0, kWaitSecondsMax));
-                  ECHO_ASSIGN(const double lease_seconds,
-                              seconds_in(request, "lease_s", kLeaseSecondsDefault, kLeaseSecondsMax));
-                  const bool takeover = request.get_param_value("takeover") == "1";
-                  ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
-                  std::optional<LeasedBatch> batch;
-                  if (turn.earlier_result()) batch = trainer_link.find_batch(*turn.earlier_result());
-                  if (!batch) {
-                    ECHO_ASSIGN(batch,
-                                trainer_link.take(from_seconds(wait_seconds), from_seconds(lease_seconds), takeover));
-                  }
-                  response.status = batch ? 200 : 204;
-                  if (!batch) return ok();
-                  turn.finish(batch->lease);
-                  response.set_header("X-Echoline-Lease", batch->lease);
-                  response.set_header("X-Echoline-Step", std::to_string(batch->step));
-                  response.set_content_provider(
-                      batch->bytes->size(), kBytes,
-                      [bytes = batch->bytes](std::size_t offset, std::size_t size, httplib::DataSink& sink) {
-                        return sink.write(bytes->data() + offset, size);
-                      });
-                  return ok();
-                }));
+    server.Post(
+        "/v1/batch", route([this](const Request& request, Response& response) -> Status {
+          ECHO_ASSIGN(const double wait_seconds, seconds_in(request, "wait_s", 0, kWaitSecondsMax));
+          ECHO_ASSIGN(const double lease_seconds,
+                      seconds_in(request, "lease_s", kLeaseSecondsDefault, kLeaseSecondsMax));
+          const bool takeover = request.get_param_value("takeover") == "1";
+          ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestIdHeader), request.path));
+          std::optional<LeasedBatch> batch;
+          if (turn.earlier_result()) batch = trainer_link.find_batch(*turn.earlier_result());
+          if (!batch) {
+            ECHO_ASSIGN(batch, trainer_link.take(from_seconds(wait_seconds), from_seconds(lease_seconds), takeover));
+          }
+          response.status = batch ? 200 : 204;
+          if (!batch) return ok();
+          turn.finish(batch->lease);
+          response.set_header("X-Echoline-Lease", batch->lease);
+          response.set_header("X-Echoline-Step", std::to_string(batch->step));
+          response.set_content_provider(
+              batch->bytes->size(), kBinaryType,
+              [bytes = batch->bytes](std::size_t offset, std::size_t size, httplib::DataSink& sink) {
+                return sink.write(bytes->data() + offset, size);
+              });
+          return ok();
+        }));
     server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))",
                 idempotent([this](const Request& request, Response& response) -> Status {
                   const std::string lease = request.matches[1], action = request.matches[2];
@@ -357,7 +359,8 @@ struct Api::State {
                }));
     server.Post(R"(/v1/evaluation/([0-9]+))", idempotent([this](const Request& request, Response& response) -> Status {
                   ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
-                  ECHO_ASSIGN(PolicyEvaluation evaluation, options.grade(json::parse(request.body, nullptr, false)));
+                  ECHO_ASSIGN(PolicyEvaluation evaluation,
+                              options.grade(json::parse(request.body, nullptr, /*allow_exceptions=*/false)));
                   evaluation.version = Version{version};
                   ECHO_TRY(trainer_link.submit_evaluation(evaluation));
                   json status = trainer_link.status();
@@ -393,16 +396,16 @@ struct Api::State {
   }
 };
 
-Api::Api(std::unique_ptr<State> state) : state_(std::move(state)) {}
+TrainerServer::TrainerServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-Result<std::unique_ptr<Api>> Api::start(ApiOptions options, TrainerLink& trainer_link) {
+Result<std::unique_ptr<TrainerServer>> TrainerServer::start(TrainerServerOptions options, TrainerLink& trainer_link) {
   auto state = std::make_unique<State>(std::move(options), trainer_link);
   ECHO_TRY(state->listen());
-  return std::unique_ptr<Api>(new Api(std::move(state)));
+  return std::unique_ptr<TrainerServer>(new TrainerServer(std::move(state)));
 }
 
-Api::~Api() {
-  state_->trainer_link.stop();
+TrainerServer::~TrainerServer() {
+  state_->trainer_link.stop();  // ends the calls that wait for a batch
   state_->server.end_connections();
   state_->server.stop();
   if (state_->thread.joinable()) state_->thread.join();
@@ -410,6 +413,6 @@ Api::~Api() {
   if (state_->address.contains("socket")) std::filesystem::remove(state_->address["socket"].get<std::string>(), error);
 }
 
-const nlohmann::json& Api::address() const { return state_->address; }
+const nlohmann::json& TrainerServer::address() const { return state_->address; }
 
 }  // namespace echoline::learner

@@ -12,20 +12,20 @@
 
 namespace echoline::learner {
 
-struct ApiOptions {
+struct TrainerServerOptions {
   // "socket": a unix socket in `folder`, for its owner only. HOST:PORT: an address of this machine, with a token; port
   // 0: any free port.
   std::string listen = "socket";
-  std::filesystem::path folder;  // of the run
-  Bytes body_max{1ull << 40};
+  std::filesystem::path folder;                  // of the run
+  Bytes body_max{1ull << 40};                    // of one call
   Duration idle_max = std::chrono::minutes(10);  // of a connection between two calls
-  // Timeout of a call's body, and of its answer; a second more is allowed per 10 MB.
-  Duration stall_max = std::chrono::seconds(60);
-  nlohmann::json run_facts;  // the run's constant facts, for answers to /v1/status
+  // Time limit for a call's body, and for its answer, beside one second per 10 MB.
+  Duration transfer_time_base = std::chrono::seconds(60);
+  nlohmann::json run_facts;  // what does not change during the run, such as its name; part of answers to /v1/status
   // Reads the policy of `version` from the bytes of a safetensors file. Returns an error if workers could not generate
   // with it. Called on any thread, as are the next two.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
-  // The same from the path of a file or folder. `strip_prefix` is removed from the tensors' names.
+  // Reads it from the path of a file or folder instead. `strip_prefix` is removed from the tensors' names.
   std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path,
                                           const std::string& strip_prefix)>
       read_policy;
@@ -33,25 +33,25 @@ struct ApiOptions {
   std::function<Result<delta::OwnedState>(Version version, const delta::OwnedState& joined)> check_policy;
   // Returns the held-out problems, for a trainer that evaluates. Called on any thread.
   std::function<nlohmann::json()> held_out;
-  // Grades the trainer's answer: {"responses": {problem: tokens or text}}, or the trainer's own figures {"accuracy",
-  // "problems", "reward_mean"}. Called on any thread.
+  // Returns the evaluation of a policy: grades the responses {"responses": {problem: tokens or text}}, or takes the
+  // trainer's own figures {"accuracy", "problems", "reward_mean"}. Called on any thread.
   std::function<Result<PolicyEvaluation>(const nlohmann::json& body)> grade;
 };
 
-// Answers on its own threads until it is destroyed.
-class Api {
+// The HTTP server for external trainers. It answers on its own threads until it is destroyed.
+class TrainerServer {
  public:
-  // kInvalid for an address that is malformed, not of this machine, or taken; kIo.
-  static Result<std::unique_ptr<Api>> start(ApiOptions options, TrainerLink& trainer_link);
-  ~Api();
-  Api(const Api&) = delete;
-  Api& operator=(const Api&) = delete;
+  // kInvalid: the address is malformed, not of this machine, or taken. kIo: the socket cannot be made.
+  static Result<std::unique_ptr<TrainerServer>> start(TrainerServerOptions options, TrainerLink& trainer_link);
+  ~TrainerServer();
+  TrainerServer(const TrainerServer&) = delete;
+  TrainerServer& operator=(const TrainerServer&) = delete;
   // The address for clients, as in the file kTrainerAddressFile.
   const nlohmann::json& address() const;
 
  private:
   struct State;
-  explicit Api(std::unique_ptr<State> state);
+  explicit TrainerServer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

@@ -10,7 +10,7 @@ namespace echoline::learner {
 namespace {
 
 template <class T>
-delta::TensorView tensor(const char* name, delta::DType dtype, const std::vector<T>& values) {
+delta::TensorView view_of_values(const char* name, delta::DType dtype, const std::vector<T>& values) {
   return {name, dtype, {static_cast<std::int64_t>(values.size())}, std::as_bytes(std::span(values))};
 }
 
@@ -45,21 +45,22 @@ Result<std::string> pack_batch(const std::vector<schema::Trajectory>& batch) {
     finished.push_back(trajectory.finished());
     problems.push_back(trajectory.problem_id());
   }
-  const delta::StateView tensors{tensor("prompt_tokens", DType::kI32, prompt),
-                                 tensor("prompt_ends", DType::kI64, prompt_ends),
-                                 tensor("response_tokens", DType::kI32, response),
-                                 tensor("response_ends", DType::kI64, response_ends),
-                                 tensor("logprobs", DType::kF32, logprobs),
-                                 tensor("versions", DType::kI64, versions),
-                                 tensor("loss_mask", DType::kU8, loss_mask),
-                                 tensor("group", DType::kI64, group),
-                                 tensor("member", DType::kI64, member),
-                                 tensor("worker", DType::kI64, worker),
-                                 tensor("reward", DType::kF64, reward),
-                                 tensor("correct", DType::kU8, correct),
-                                 tensor("finished", DType::kU8, finished)};
+  const delta::StateView tensors{view_of_values("prompt_tokens", DType::kI32, prompt),
+                                 view_of_values("prompt_ends", DType::kI64, prompt_ends),
+                                 view_of_values("response_tokens", DType::kI32, response),
+                                 view_of_values("response_ends", DType::kI64, response_ends),
+                                 view_of_values("logprobs", DType::kF32, logprobs),
+                                 view_of_values("versions", DType::kI64, versions),
+                                 view_of_values("loss_mask", DType::kU8, loss_mask),
+                                 view_of_values("group", DType::kI64, group),
+                                 view_of_values("member", DType::kI64, member),
+                                 view_of_values("worker", DType::kI64, worker),
+                                 view_of_values("reward", DType::kF64, reward),
+                                 view_of_values("correct", DType::kU8, correct),
+                                 view_of_values("finished", DType::kU8, finished)};
   return delta::safetensors_bytes(
-      tensors, {{"problems", problems.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}});
+      tensors,
+      {{"problems", problems.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace)}});
 }
 
 }  // namespace echoline::learner

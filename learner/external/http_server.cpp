@@ -1,4 +1,4 @@
-// The connections of the trainer API. Api uses it as an httplib server.
+// The connections of the trainer API. TrainerServer uses it as an httplib server.
 #include "learner/external/http_server.hpp"
 
 #include <fmt/format.h>
@@ -77,22 +77,25 @@ class HttpServer::Connection final : public httplib::Stream {
   bool wait_for_request() {
     received_bytes_ = 0;
     update_counted_bytes();
+    // The buffer may already hold the next request, if the client did not wait for the answer.
     if (begin_ == end_ && !wait_ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
     is_answering_ = false;
     began_at_ = server_.clock_.now();
     return server_.end_by_.load() == kNever;
   }
 
+  // Returns the number of bytes read, 0 at the end of the connection, or -1 on failure.
   ssize_t read(char* to, std::size_t size) override {
     if (begin_ == end_) {
       const TimePoint give_up_at = deadline(received_bytes_);
       if (!wait_ready(POLLIN, give_up_at)) {
         if (server_.clock_.now() >= give_up_at)
-          request_failure_ = {kStatusTimeout,
-                              fmt::format("the request was not complete after {}; the limit is {} plus a second for "
-                                          "every {:.0f} bytes: send it again",
-                                          to_text(server_.clock_.now() - began_at_), to_text(server_.limits_.stall_max),
-                                          server_.limits_.bytes_per_s_min)};
+          request_failure_ = {
+              kStatusTimeout,
+              fmt::format("the request was not complete after {}; the limit is {} plus a second for "
+                          "every {:.0f} bytes: send it again",
+                          to_text(server_.clock_.now() - began_at_), to_text(server_.limits_.transfer_time_base),
+                          server_.limits_.bytes_per_s_min)};
         return -1;
       }
       const ssize_t bytes_received = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
@@ -149,7 +152,7 @@ class HttpServer::Connection final : public httplib::Stream {
   bool must_close() const { return closes_after_answer_ || request_failure_; }
   void close_after_answer() { closes_after_answer_ = true; }
 
-  // Reads and discards further bytes for a moment, so that the client receives the answer.
+  // Reads and discards further bytes for a moment, so that the client receives the answer (see kLinger).
   void linger() {
     ::shutdown(socket_, SHUT_WR);
     const TimePoint give_up_at = server_.clock_.now() + kLinger;
@@ -159,7 +162,7 @@ class HttpServer::Connection final : public httplib::Stream {
 
  private:
   TimePoint deadline(std::uint64_t bytes_moved) const {
-    return began_at_ + server_.limits_.stall_max +
+    return began_at_ + server_.limits_.transfer_time_base +
            from_seconds(static_cast<double>(bytes_moved) / server_.limits_.bytes_per_s_min);
   }
   bool wait_ready(short events, TimePoint give_up_at) const {
@@ -198,7 +201,7 @@ HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
   new_task_queue = [] { return new ThreadPerConnection(); };
   // Sets only the Keep-Alive header of answers; wait_for_request() enforces idle_max.
   set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(limits.idle_max).count());
-  set_keep_alive_max_count(1'000'000'000);
+  set_keep_alive_max_count(1'000'000'000);  // no limit on the requests of a connection
 }
 
 // httplib listens with a short backlog. A second listen() only changes its length.

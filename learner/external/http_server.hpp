@@ -17,9 +17,9 @@ namespace echoline::learner {
 struct HttpLimits {
   std::size_t connections_max = 64;
   Duration idle_max = std::chrono::minutes(10);  // of a connection, between an answer and the next request
-  // A request, header and body together, must arrive within stall_max and one second more for every bytes_per_s_min
-  // bytes received so far. The same holds for sending an answer.
-  Duration stall_max = std::chrono::seconds(60);
+  // A request, header and body together, must arrive within transfer_time_base and one second more for every
+  // bytes_per_s_min bytes received so far. The same holds for sending an answer.
+  Duration transfer_time_base = std::chrono::seconds(60);
   double bytes_per_s_min = 10e6;
   // Bytes of all requests that are still arriving; the first MiB of each does not count.
   Bytes receiving_max{1ull << 40};

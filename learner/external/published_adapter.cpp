@@ -64,10 +64,10 @@ Result<delta::OwnedState> join_published(const delta::SharedState& base, delta::
   };
   const auto owner = std::make_shared<Owner>();
   owner->base = base;
-  ECHO_ASSIGN(delta::StateView layout, model::adapter_layout(base->view(), run_adapter));
-  ECHO_ASSIGN(owner->adapter, delta::OwnedState::empty_like(layout));
+  ECHO_ASSIGN(const delta::StateView adapter_layout, model::adapter_layout(base->view(), run_adapter));
+  ECHO_ASSIGN(owner->adapter, delta::OwnedState::empty_like(adapter_layout));
   // The policy's tensors are the adapter's, copied as bf16, and those of the base in the base's own memory.
-  layout = joined;
+  delta::StateView layout = joined;
   std::vector<std::span<std::byte>> memory;
   for (delta::TensorView& tensor : layout) {
     if (const auto index = owner->adapter.find(tensor.name)) {

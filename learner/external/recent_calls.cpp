@@ -1,4 +1,4 @@
-// Remembers the results of API calls, so that Api can answer a repeated call.
+// Remembers the results of API calls, so that TrainerServer can answer a repeated call.
 #include "learner/external/recent_calls.hpp"
 
 #include <utility>

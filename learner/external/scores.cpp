@@ -68,7 +68,7 @@ ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, con
       is_complete = !std::isnan(scores.logprobs[token]) && !std::isnan(token_entropy);
       const double log_ratio = std::clamp(logprob - trajectory.logprobs(i), -kLogRatioMax, kLogRatioMax);
       ++tokens;
-      surprise += has_entropies ? -logprob - token_entropy : 0;
+      surprise += has_entropies ? -logprob - token_entropy : 0;  // 0 accuses no worker
       dispute += std::abs(logprob - trajectory.logprobs(i));
       entropy_sum += token_entropy;
       kl_sum += std::expm1(log_ratio) - log_ratio;  // the k3 estimate, as in the loss

@@ -69,6 +69,7 @@ void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Bo
       to_element =
           to_element * shape[dimension] + box.begin[dimension] + (dimension < run_dimension ? index[dimension] : 0);
     std::memcpy(to.data() + static_cast<std::size_t>(to_element) * element_bytes, from.data() + from_byte, run_bytes);
+    // The next index, with the last dimension counting fastest.
     for (std::size_t dimension = run_dimension; dimension-- > 0 && ++index[dimension] == box.length[dimension];)
       index[dimension] = 0;
   }
@@ -126,15 +127,15 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
     if (!parts_.empty() && version < version_)
       return fail(Code::kStale, kOperation, "version {} is complete or given up: shards of version {} have arrived",
                   version, version_);
-    if (!parts_.empty() && (version != version_ || header.attempt != collecting_.attempt)) {
+    if (!parts_.empty() && (version != version_ || header.attempt != newest_header_.attempt)) {
       log::warn("shards of {} of {} ranks for version {} are dropped: rank {} has begun {}", parts_.size(),
-                collecting_.ranks, version_, header.rank,
+                newest_header_.ranks, version_, header.rank,
                 version != version_ ? fmt::format("version {}", version) : "another attempt");
       parts_.clear();
     }
-    if (!parts_.empty() && header.ranks != collecting_.ranks)
+    if (!parts_.empty() && header.ranks != newest_header_.ranks)
       return fail(Code::kInvalid, kOperation, "rank {} is of {} ranks, the ranks before were of {}", header.rank,
-                  header.ranks, collecting_.ranks);
+                  header.ranks, newest_header_.ranks);
     if (const auto earlier = parts_.find(header.rank); earlier != parts_.end()) {
       if (earlier->second.bytes == part.bytes) return std::optional<delta::OwnedState>();
       return fail(Code::kInvalid, kOperation,
@@ -148,7 +149,7 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
       return fail(Code::kExhausted, kOperation, "the shards of version {} have {}, at most {} are expected", version,
                   to_text(Bytes{total}), to_text(bytes_max_));
     version_ = version;
-    collecting_ = header;
+    newest_header_ = header;
     // The pieces' views stay valid, because moving a std::string as long as a file does not move its bytes.
     parts_.emplace(header.rank, std::move(part));
     if (parts_.size() < header.ranks) return std::optional<delta::OwnedState>();
@@ -158,7 +159,7 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
   auto joined = join(std::move(complete_parts));
   if (!joined) {
     const std::lock_guard lock(mutex_);
-    complete_.reset();
+    complete_.reset();  // the ranks may hand in their parts again
     return std::move(joined).error();
   }
   return std::optional(std::move(*joined));
@@ -184,7 +185,7 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
                   placed_piece.box.text(), placed_piece.rank, other.box.text(), other.rank, why);
     };
     std::vector<PlacedPiece> distinct;
-    std::int64_t covered = 0;
+    std::int64_t covered_elements = 0;
     for (const PlacedPiece& placed_piece : placed) {
       if (placed_piece.piece->shape != first.shape || placed_piece.piece->content.dtype != first.content.dtype)
         return refuse(placed.front(), placed_piece, "are not of one tensor: their shapes or types differ");
@@ -194,7 +195,7 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
         return placed_piece.box.intersects(other.box);
       });
       if (overlapping == distinct.end()) {
-        covered += placed_piece.box.elements();
+        covered_elements += placed_piece.box.elements();
         distinct.push_back(placed_piece);
         continue;
       }
@@ -204,9 +205,9 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
         return refuse(*overlapping, placed_piece, "have other values");
     }
     ECHO_ASSIGN(const std::int64_t elements, delta::element_count(first.shape));
-    if (covered != elements)
+    if (covered_elements != elements)
       return fail(Code::kInvalid, kOperation, "tensor '{}': the shards of {} ranks have {} of its {} elements", name,
-                  parts.size(), covered, elements);
+                  parts.size(), covered_elements, elements);
     placed = std::move(distinct);
     layout.push_back({name, first.content.dtype, first.shape, {}});
   }
@@ -225,11 +226,11 @@ json ShardCollector::status() const {
   const std::lock_guard lock(mutex_);
   if (parts_.empty()) return nullptr;
   json missing = json::array();
-  for (std::uint32_t rank = 0; rank < collecting_.ranks; ++rank)
+  for (std::uint32_t rank = 0; rank < newest_header_.ranks; ++rank)
     if (!parts_.contains(rank)) missing.push_back(rank);
   return {{"version", version_.value},
-          {"attempt", collecting_.attempt},
-          {"ranks", collecting_.ranks},
+          {"attempt", newest_header_.attempt},
+          {"ranks", newest_header_.ranks},
           {"missing", std::move(missing)}};
 }
 

@@ -62,7 +62,7 @@ class ShardCollector {
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   Version version_;
-  Header collecting_;                    // header of the last part; all parts have its `ranks` and `attempt`
+  Header newest_header_;                 // header of the last part; all parts have its `ranks` and `attempt`
   std::map<std::uint32_t, Part> parts_;  // by rank
   std::optional<std::pair<Version, std::string>> complete_;  // the last version with all parts, and its attempt
 };

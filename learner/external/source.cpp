@@ -25,11 +25,11 @@
 namespace echoline::learner {
 namespace {
 
-constexpr Duration kPoll = std::chrono::milliseconds(200);  // between two looks at the request to stop
-constexpr double kProblemsMax = 1e9;                        // of an evaluation; keeps the number in range
+constexpr Duration kPoll = std::chrono::milliseconds(200);  // how often a wait checks whether the run must stop
+constexpr double kProblemsMax = 1e9;  // of an evaluation, so that the conversion to an integer cannot overflow
 constexpr std::size_t kAdapterConfigBytesMax = 1 << 20;
 constexpr const char* kAdapterMetadata = "adapter_config";  // PEFT's, in the metadata of an adapter's file
-constexpr std::uint64_t kBodyBytesMore = 1 << 20;           // of a policy's file, for its header
+constexpr std::uint64_t kPolicyHeaderBytesMax = 1 << 20;    // of a policy's file, for its header
 // A trainer that has not called for this long is taken to have ended, and its evaluation is not waited for.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
@@ -38,7 +38,7 @@ class ExternalSource final : public PolicySource {
   explicit ExternalSource(const SourceHost& host) : host_(host) {}
 
   ~ExternalSource() override {
-    api_.reset();
+    trainer_server_.reset();
     std::error_code ignored;
     std::filesystem::remove(address_file(), ignored);
   }
@@ -77,7 +77,7 @@ class ExternalSource final : public PolicySource {
                                              .steps_total = host_.config.run.steps,
                                              .evaluate_every = host_.config.evaluation.every},
                           clock_, steps_, resumed_digest_);
-    return resume ? start_api() : ok();
+    return resume ? start_api() : ok();  // begin() starts the API of a new run, once it has written the initial policy
   }
 
   std::uint64_t steps() const override { return steps_; }
@@ -96,7 +96,7 @@ class ExternalSource final : public PolicySource {
     trainer_link_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)), tokens);
     for (;;) {
       auto consumed = trainer_link_->wait_consumed(kPoll);
-      record_evaluations({});
+      record_evaluations(/*wait=*/{});
       if (consumed) {
         ++steps_;
         TrainedStep trained{.figures = std::move(consumed->figures), .scrutiny = {}};
@@ -129,27 +129,28 @@ class ExternalSource final : public PolicySource {
   }
 
   Status on_step_end() override {
-    record_evaluations({});
+    record_evaluations(/*wait=*/{});
     return ok();
   }
 
   // A trainer evaluates at its own times. The run waits for it only at its end.
   Status evaluate(const char*) override {
-    record_evaluations({});
+    record_evaluations(/*wait=*/{});
     while (!host_.stop && trainer_link_->is_evaluation_expected(kEvaluationPatience)) {
       ECHO_TRY(report_waiting(fmt::format("waiting for the trainer's evaluation of version {}", steps_)));
       record_evaluations(kPoll);
     }
-    record_evaluations({});
+    record_evaluations(/*wait=*/{});
     return ok();
   }
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
 
-  // Saves the newest published policy. If not every step is published (κ > 1), later steps may be trained already.
+  // Saves the newest published policy. If not every step is published (staleness.publish_every is above 1), later steps
+  // may be trained already.
   Status checkpoint() override {
     if (!policy_) return ok();
     if (saved_version_ != policy_version_) ECHO_TRY(save());
-    if (checkpoint_to_place_.empty()) return ok();
+    if (checkpoint_to_place_.empty()) return ok();  // it is set, too, if an earlier call could not place its checkpoint
     ECHO_TRY(model::place_directory(checkpoint_to_place_ / kCheckpointModel, host_.record.folder() / "model",
                                     /*link=*/true));
     checkpoint_to_place_.clear();
@@ -159,12 +160,8 @@ class ExternalSource final : public PolicySource {
  private:
   Status save() {
     const auto write = [&](const std::filesystem::path& folder) -> Status {
-      ECHO_TRY(model::save_model(folder / kCheckpointModel, host_.task.files, policy_->view()));
-      ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy_->view()));
-      const nlohmann::json state = {{"format", kCheckpointFormat},
-                                    {"trainer", "external"},
-                                    {"steps", policy_version_.value},
-                                    {"policy_digest", digest.hex()}};
+      ECHO_ASSIGN(nlohmann::json state, write_policy(folder, checkpoints(), host_.task.files, policy_->view()));
+      state.update({{"format", kCheckpointFormat}, {"trainer", "external"}, {"steps", policy_version_.value}});
       return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
     };
     ECHO_ASSIGN(checkpoint_to_place_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
@@ -175,33 +172,34 @@ class ExternalSource final : public PolicySource {
 
   // Call once the run's folder holds the trainer's initial policy.
   Status start_api() {
-    ApiOptions api;
-    api.listen = host_.config.learner.api;
-    api.folder = host_.record.folder();
+    TrainerServerOptions options;
+    options.listen = host_.config.learner.api;
+    options.folder = host_.record.folder();
     // A trainer may send fp32 weights, which are twice the size of bf16 weights; twice that again is a margin.
-    api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kBodyBytesMore};
-    api.run_facts = run_facts();
-    api.parse_policy = [this](Version version, std::string bytes) {
+    options.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kPolicyHeaderBytesMax};
+    options.run_facts = run_facts();
+    options.parse_policy = [this](Version version, std::string bytes) {
       return admit(version, parse_policy(std::move(bytes)));
     };
-    api.held_out = [this] { return held_out(); };
-    api.grade = [this](const nlohmann::json& body) { return grade(body); };
-    api.read_policy = [this](Version version, const std::filesystem::path& path, const std::string& strip_prefix) {
+    options.held_out = [this] { return held_out(); };
+    options.grade = [this](const nlohmann::json& body) { return grade(body); };
+    options.read_policy = [this](Version version, const std::filesystem::path& path, const std::string& strip_prefix) {
       return admit(version, read_policy(path, strip_prefix));
     };
-    api.check_policy = [this](Version version, const delta::OwnedState& joined) {
+    options.check_policy = [this](Version version, const delta::OwnedState& joined) {
       return admit(version, to_policy(joined.view()));
     };
-    ECHO_ASSIGN(api_, Api::start(std::move(api), *trainer_link_));
+    ECHO_ASSIGN(trainer_server_, TrainerServer::start(std::move(options), *trainer_link_));
     // Only the owner may read the file, because it contains a secret token.
     const mode_t mask = ::umask(0177);
-    const Status written = write_file_atomic(address_file(), json_text(api_->address(), 2) + "\n");
+    const Status written = write_file_atomic(address_file(), json_text(trainer_server_->address(), 2) + "\n");
     ::umask(mask);
     ECHO_TRY(written);
     log::info("waiting for a trainer: {} says where", address_file().string());
     return ok();
   }
 
+  // Writes the evaluations that the trainer has sent to the metrics. If there are none, waits up to `wait` for one.
   void record_evaluations(Duration wait) {
     for (const PolicyEvaluation& evaluation : trainer_link_->wait_evaluations(wait)) {
       const std::uint64_t step = evaluation.version.value;
@@ -433,7 +431,7 @@ class ExternalSource final : public PolicySource {
   std::mutex probe_mutex_;
   std::pair<Version, std::string> last_refusal_;  // the last refused policy and the reason; guarded by probe_mutex_
   std::optional<TrainerLink> trainer_link_;
-  std::unique_ptr<Api> api_;
+  std::unique_ptr<TrainerServer> trainer_server_;
   std::map<std::string, double> accuracy_;  // by time of evaluation: before, during, after
 };
 

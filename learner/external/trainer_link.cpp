@@ -21,7 +21,7 @@ TrainerLink::TrainerLink(const TrainerLinkOptions& options, const Clock& clock, 
                          std::optional<delta::Digest> digest)
     : options_(options), clock_(clock), steps_(steps_done), published_version_(Version{steps_done}) {
   if (digest) accepted_.emplace(Version{steps_done}, *digest);
-  if (steps_done == 0) version_to_evaluate_ = Version{0};
+  if (steps_done == 0) version_to_evaluate_ = Version{0};  // the accuracy before the first step
 }
 
 void TrainerLink::offer(std::uint64_t step, std::shared_ptr<const std::string> batch, std::size_t tokens) {

@@ -21,7 +21,7 @@
 namespace echoline::learner {
 
 struct TrainerLinkOptions {
-  std::uint64_t publish_every = 1;  // κ
+  std::uint64_t publish_every = 1;  // steps from one published policy to the next (κ)
   std::uint64_t steps_total = 1;
   std::uint64_t evaluate_every = 0;  // steps; 0: only before the first and after the last step
 };
@@ -114,6 +114,7 @@ class TrainerLink {
     std::optional<TokenScores> scores = {};
   };
   bool is_taken(TimePoint now) const { return batch_ && !batch_->lease.empty() && now < batch_->lease_end; }
+  // kStale unless the batch is leased as `lease`. An expired lease holds until another trainer takes the batch.
   Status check_lease(const std::string& lease) const;
   bool is_publication_due(std::uint64_t version) const {
     return version % options_.publish_every == 0 || version == options_.steps_total;

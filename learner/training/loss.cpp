@@ -23,8 +23,8 @@ torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch:
   // Column i decides on the token with the i-th largest term, when the i larger ones are removed. It is removed if the
   // mean of the tokens left still exceeds the limit.
   const torch::Tensor sum_removed_before = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);
-  const torch::Tensor tokens_left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
-  const torch::Tensor is_removed = (largest >= 0) & (squared_log_ratio.sum(1, true) - sum_removed_before >
+  const torch::Tensor tokens_left = mask.sum(1, /*keepdim=*/true) - torch::arange(mask.size(1), mask.options());
+  const torch::Tensor is_removed = (largest >= 0) & (squared_log_ratio.sum(1, /*keepdim=*/true) - sum_removed_before >
                                                      second_moment_max * tokens_left.clamp_min(1.0));
   // cumprod: removal ends at the first token that stays.
   return torch::zeros_like(mask).scatter(1, order, is_removed.to(mask.dtype()).cumprod(1)) > 0;
@@ -96,9 +96,9 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
       inputs.proximal_log_probs.defined() ? zero_padding(inputs.proximal_log_probs) : detached;
   const torch::Tensor behaviour = zero_padding(inputs.behaviour_log_probs);
   const torch::Tensor mask = is_counted.to(current.dtype());
-  const torch::Tensor response_tokens = mask.sum(1, true).clamp_min(1.0);
+  const torch::Tensor response_tokens = mask.sum(1, /*keepdim=*/true).clamp_min(1.0);
   const auto sum_over_response = [&](const torch::Tensor& values) {
-    return (values * mask).sum(1, true).expand_as(mask);
+    return (values * mask).sum(1, /*keepdim=*/true).expand_as(mask);
   };
 
   // In the formulas of loss.hpp, `weight` is w, `ratio` is r, `objective` is J, and `scale` is m·a.

@@ -22,7 +22,7 @@ constexpr double kNormMin = 1e-300;                         // the same for a gr
 
 std::int64_t block_count(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
 
-// [values] -> [blocks, kBlock], with zeros behind the end.
+// Cuts the values into blocks: [values] -> [blocks, kBlock]. The last block is filled up with zeros.
 torch::Tensor in_blocks(const torch::Tensor& flat) {
   const std::int64_t missing = block_count(flat.numel()) * kBlock - flat.numel();
   return (missing > 0 ? torch::constant_pad_nd(flat, {0, missing}) : flat).view({-1, kBlock});
@@ -37,7 +37,7 @@ torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
   return (place * kPlaceFactor + static_cast<double>(updates) * kUpdateFactor).frac().to(torch::kFloat32);
 }
 
-// optimizer.hpp defines the codes of both moments.
+// optimizer.hpp defines the codes of both moments. A scale is the largest magnitude of a block.
 torch::Tensor decode_moment1(const torch::Tensor& codes, const torch::Tensor& scales) {
   const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kMoment1Steps);
   return root.mul(root.abs()).mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
@@ -86,6 +86,7 @@ void AdamW::reset(const OptimizerConfig& config) {
   updates_ = 0;
   for (Slot& slot : slots_) {
     const torch::Device device = config_.on_host ? torch::Device(torch::kCPU) : slot.parameter.device();
+    // W of the header's formulas: the parameter in fp32, where updates far below a bf16 step add up.
     slot.master = slot.parameter.detach().to(device, torch::kFloat32).clone().contiguous();
     const auto zeros = [&](torch::ScalarType type) { return torch::zeros_like(slot.master, type); };
     const bool is_coded = config_.moments == Moments::kInt8;
@@ -258,6 +259,7 @@ UpdateReport AdamW::step() {
         torch::Tensor gradient = std::move(gradients[i]);
         if (!gradient.defined()) gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
         update(slot, gradient, clip_factor, report.learning_rate);
+        // Frees the gradient before the next tensor's update, which needs memory of its own.
         gradient = torch::Tensor();
         slot.parameter.mutable_grad().reset();
       }

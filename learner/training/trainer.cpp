@@ -95,8 +95,8 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   return packed;
 }
 
-// Cuts rows, in order, into parts of at most `tokens_max` tokens (or one row). Neighbours with equal prompts share the
-// prompt.
+// Cuts rows, in order, into parts of at most `tokens_max` tokens; a longer row is a part of its own. Neighbours with
+// equal prompts share the prompt, whose tokens then count once.
 std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRow*>& rows, std::int64_t tokens_max) {
   std::vector<std::vector<TrainingRow*>> parts;
   std::int64_t part_tokens = 0;  // of the last part
@@ -116,6 +116,7 @@ std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRo
   return parts;
 }
 
+// One trajectory's row; its advantage depends on the group, and is set later.
 TrainingRow lay_out(const schema::Trajectory& trajectory) {
   TrainingRow row;
   row.prompt_tokens = static_cast<std::size_t>(trajectory.prompt_tokens_size());
@@ -133,7 +134,8 @@ std::int64_t counted_tokens(const TrainingRow& row) {
       std::count_if(row.mask.begin(), row.mask.end(), [](float weight) { return weight > 0; }));
 }
 
-// Rows by group, in order of group id, with their advantages; fills in the counts of `report` that need no training.
+// Returns the rows by group, in order of group id, with their advantages. Fills in the figures of `report` that are
+// known before training.
 Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model::ModelConfig& shape,
                        const TrainerConfig& config, StepReport& report) {
   if (batch.empty()) return fail(Code::kInvalid, "learner step", "the batch is empty, expected whole groups");
@@ -328,6 +330,7 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
     const LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
     optimizer_.gather_gradients();
+    // The sums of the loss, then that of the entropy, then the loss itself.
     figures.push_back(torch::cat({result.sums, torch::stack({scores.entropy.sum(), result.loss.detach()})}));
   }
   const UpdateReport report = optimizer_.step();
@@ -464,7 +467,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   for (std::size_t i = 0; i < problems.size(); ++i) {
     auto prompt = phrasing.prompt(data_plane::prompt_of(problems[i]));
     if (!prompt || prompt->empty() || std::ssize(*prompt) > prompt_tokens_max) {
-      if (has_several_tasks) evaluation.by_task.add(problems[i].id(), false, 0);
+      if (has_several_tasks) evaluation.by_task.add(problems[i].id(), /*correct=*/false, /*reward=*/0);
       continue;
     }
     ECHO_ASSIGN(auto episode, adapter.begin(problems[i], data_plane::episode_seed(options.seed, i, 0)));
@@ -511,7 +514,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     sampling.temperature = options.temperature;
     sampling.tokens_max = batch_tokens_max;
     sampling.eos = phrasing.eos();
-    sampling.seed = mix64(options.seed) + turns_generated;
+    sampling.seed = mix64(options.seed) + turns_generated;  // another seed for every batch
     ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling, options.interrupted));
     if (options.interrupted && options.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", turns_generated,

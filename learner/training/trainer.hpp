@@ -58,7 +58,7 @@ struct StepReport {
 
 struct TrainingRow;  // one trajectory, laid out for training
 
-// Owns the optimizer and the step counter and shares the model. One thread.
+// Owns the optimizer and the step counter, and shares the model. For one thread.
 class Trainer {
  public:
   // `reference` is frozen and needed only when loss.kl_coefficient > 0. kInvalid for settings out of range.

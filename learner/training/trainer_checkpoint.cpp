@@ -86,6 +86,7 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
                 "was made with, or start in another folder",
                 path.string(), json["config_digest"].get<std::string>(), json["seed"].dump(), digests.config_digest,
                 trainer.config().seed);
+  // A checkpoint of format 1 has no such digest, so it cannot be compared.
   const std::string reference = json.value("reference_digest", digests.reference_digest);
   if (!digests.reference_digest.empty() && reference != digests.reference_digest)
     return fail(Code::kInvalid, kOperation,
@@ -120,15 +121,14 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
     ECHO_ASSIGN(const Snapshot tensors, make_snapshot(trainer));
     ECHO_TRY(delta::write_safetensors(target / kTensors, tensors.view));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(tensors.view));
-    ECHO_TRY(model::save_model(target / kCheckpointModel, files, policy.view()));
-    const nlohmann::json state = {{"format", kCheckpointFormat},
-                                  {"steps", trainer.steps()},
-                                  {"updates", trainer.optimizer().updates()},
-                                  {"seed", trainer.config().seed},
-                                  {"config_digest", digests.config_digest},
-                                  {"tensors_digest", digest.hex()},
-                                  {"policy_digest", policy.digest().hex()},
-                                  {"reference_digest", digests.reference_digest}};
+    ECHO_ASSIGN(nlohmann::json state, write_policy(target, folder, files, policy.view()));
+    state.update({{"format", kCheckpointFormat},
+                  {"steps", trainer.steps()},
+                  {"updates", trainer.optimizer().updates()},
+                  {"seed", trainer.config().seed},
+                  {"config_digest", digests.config_digest},
+                  {"tensors_digest", digest.hex()},
+                  {"reference_digest", digests.reference_digest}});
     return write_file_atomic(target / kCheckpointState, state.dump(2) + "\n");
   });
 }
@@ -172,7 +172,7 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
   const torch::Tensor generator_state = generator.get_state().clone();
   ECHO_ASSIGN(const auto generator_bytes,
               stored_bytes(file->view(), std::string(kGenerator), generator_state, delta::DType::kU8, path));
-  if (file->view().size() != copies.size() + 1)
+  if (file->view().size() != copies.size() + 1)  // the optimizer's tensors and the generator's state
     return fail(Code::kInvalid, kOperation, "{} has {} tensors, this model needs {}: was it made with another model?",
                 path.string(), file->view().size(), copies.size() + 1);
   if (trainer.model().config().adapter) ECHO_TRY(load_base(folder, trainer.model()));
@@ -184,7 +184,7 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
     }
     const torch::Tensor cpu_copy = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.scalar_type()));
     std::memcpy(cpu_copy.data_ptr(), bytes.data(), bytes.size());
-    torch::Tensor(tensor).copy_(cpu_copy);
+    torch::Tensor(tensor).copy_(cpu_copy);  // another handle of the same memory, because `tensor` is const
   }
   std::memcpy(generator_state.data_ptr(), generator_bytes.data(), generator_bytes.size());
   generator.set_state(generator_state);

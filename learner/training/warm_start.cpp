@@ -55,7 +55,7 @@ double compute_gradients(model::Transformer& model, const std::vector<Demonstrat
     std::size_t end = first, part_tokens = 0;
     while (end < rows.size() && (end == first || part_tokens + rows[end].tokens.size() <= tokens_max)) {
       part_tokens += rows[end].tokens.size();
-      part.push_back({rows[end].tokens, rows[end].prompt_tokens, {}});
+      part.push_back({rows[end].tokens, rows[end].prompt_tokens, /*mask=*/{}});
       ++end;
     }
     const torch::Tensor loss =

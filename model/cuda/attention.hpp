@@ -262,7 +262,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       });
     });
   }
-  block.on_each_thread_and_wait([](unsigned) {});
+  block.on_each_thread_and_wait([](unsigned) {});  // until all warps have written queries, new key and new value
   block.on_each_thread([&](unsigned thread) {
     ThreadValues& self = locals[thread];
     ECHO_UNROLL
@@ -388,7 +388,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       const auto part = [&](unsigned s, unsigned i) {
         return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + i);
       };
-      constexpr unsigned kBatch = 4;
+      constexpr unsigned kBatch = 4;  // results loaded together, so that the loads do not wait for each other
       float max_score = -INFINITY, sum = 0, value = 0;
       for (unsigned first = 0; first < splits_used; first += kBatch) {
         float split_max_scores[kBatch], split_sums[kBatch], split_values[kBatch];

@@ -77,7 +77,7 @@ ECHO_DEVICE Bf16 to_bf16(float value) {
 #else
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // NaN
   return static_cast<Bf16>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 #endif
 }

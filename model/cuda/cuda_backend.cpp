@@ -74,7 +74,7 @@ class CudaBackend final : public DeviceBackend {
     stream_.synchronize();
     auto out = std::make_unique<Graph>();
     launches_ = 0;
-    out->graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    out->graph.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {

@@ -13,11 +13,12 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kStepsBeforeRetry = 512;         // steps by libtorch after a failure
+constexpr std::int64_t kStepsBeforeRetry = 512;         // after a failure: the last of these steps tries the kernels
 constexpr std::int64_t kInitialPageCapacity = 1 << 14;  // page numbers that fit in the input of a step at first
 
 // The number of rows of the recording for `rows` rows: rounded up to 1, 2, 4 or a multiple of 8; above 64, to a
-// multiple of an eighth of the next power of two. So there are few recordings, and none has many surplus rows.
+// multiple of an eighth of the next power of two. So there are few recordings, and none has many surplus rows (rows
+// that no request uses).
 std::int64_t recorded_rows(std::int64_t rows) {
   std::int64_t step = 1;
   while (step < 8 && rows > step) step *= 2;
@@ -137,7 +138,7 @@ Decoder::Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<DeviceBa
 Decoder::~Decoder() = default;
 
 std::optional<SampledTokens> Decoder::step(std::span<const DecodeRow> rows) {
-  if (steps_until_retry_ > 0 && --steps_until_retry_ > 0) return std::nullopt;
+  if (steps_until_retry_ > 0 && --steps_until_retry_ > 0) return std::nullopt;  // the step that reaches 0 tries again
   try {
     return attempt_step(rows);
   } catch (const c10::Error& e) {
@@ -158,7 +159,7 @@ void Decoder::switch_to_libtorch(std::string_view what, std::size_t rows, std::s
 
 std::optional<Tensor> Decoder::prefill(const Tensor& ids, const std::vector<std::int64_t>& lengths,
                                        const std::vector<const Pages*>& page_lists) {
-  if (steps_until_retry_ > 0) return std::nullopt;
+  if (steps_until_retry_ > 0) return std::nullopt;  // only steps count it down
   try {
     return attempt_prefill(ids, lengths, page_lists);
   } catch (const c10::Error& e) {
@@ -178,7 +179,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
                      width = config.intermediate_size;
   const Transformer::Parts parts = model_.parts(longest);
   const auto eps = static_cast<float>(config.rms_norm_eps);
-  const Tensor cache_slots = torch::full({rows, longest}, -1, torch::kInt);  // by token; -1: padding
+  const Tensor cache_slots = torch::full({rows, longest}, -1, torch::kInt);  // of each token; -1: padding, not stored
   std::vector<std::int64_t> last_tokens;
   for (std::int64_t row = 0; row < rows; ++row) {
     const Pages& text = *page_lists[static_cast<std::size_t>(row)];
@@ -189,7 +190,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
           text.list[static_cast<std::size_t>(position / kPageTokens)] * kPageTokens + position % kPageTokens);
     last_tokens.push_back(row * longest + count - 1);
   }
-  const Tensor input = torch::stack({ids.to(torch::kInt), cache_slots}).to(model_.device());
+  const Tensor input = torch::stack({ids.to(torch::kInt), cache_slots}).to(model_.device());  // in a single copy
   const auto values = [&](std::int64_t count) { return torch::empty({tokens, count}, parts.embedding.options()); };
   const Tensor x = values(config.hidden_size), residual_update = values(config.hidden_size),
                normed = values(config.hidden_size);
@@ -211,6 +212,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
                          .width = u32(config.hidden_size)});
   for (std::size_t i = 0; i < parts.layers->size(); ++i) {
     const Transformer::Layer& layer = (*parts.layers)[i];
+    // The norm first adds the previous layer's update to x.
     norm(x, i == 0 ? Tensor() : residual_update, layer.input_norm, normed);
     backend_->multiply(normed, layer.qkv, layer.qkv_bias, qkv);
     backend_->run(RotateJob{.qkv = bf16_out(qkv),
@@ -241,6 +243,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
                           .stride = u32(2 * width)});
     backend_->multiply(inner, layer.down, {}, residual_update);
   }
+  // Only the last tokens are needed to predict the next ones.
   const Tensor last_index = torch::tensor(last_tokens, torch::kLong).to(model_.device());
   const Tensor last_hidden = x.index_select(0, last_index), out = torch::empty_like(last_hidden);
   norm(last_hidden, residual_update.index_select(0, last_index), parts.norm, out);
@@ -252,7 +255,7 @@ void Decoder::allocate_buffers(std::int64_t rows, std::int64_t pages) {
   const std::int64_t rows_before = buffers_ ? buffers_->rows : 0,
                      pages_before = buffers_ ? buffers_->pages : kInitialPageCapacity;
   recordings_.clear();
-  buffers_.reset();
+  buffers_.reset();  // first, so that memory never holds both
   buffers_ =
       std::make_unique<Buffers>(model_.config(), model_.device(), backend_->processors(), std::max(rows, rows_before),
                                 pages > pages_before ? std::max(pages, 2 * pages_before) : pages_before);
@@ -276,12 +279,12 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   const std::int64_t recorded = recorded_rows(std::ssize(rows));
   std::int64_t pages = 0, positions = 0;
   for (const DecodeRow& row : rows) {
-    pages += PagedCache::pages_for(row.text->tokens + 1);
+    pages += PagedCache::pages_for(row.text->tokens + 1);  // + 1: the token that this step stores
     positions = std::max(positions, row.text->tokens + 1);
   }
   allocate_buffers(recorded, pages);
   if (std::vector<const void*> addresses_now = addresses(positions); addresses_now != addresses_) {
-    recordings_.clear();
+    recordings_.clear();  // they would read the old addresses
     addresses_ = std::move(addresses_now);
   }
   const Buffers& buffers = *buffers_;
@@ -294,9 +297,10 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
     buffers.temperature(buffers.input_host)[i] =
         is_request ? static_cast<float>(row->request.sampling->temperature) : 1;
     buffers.ids(buffers.input_host)[i] = is_request ? row->id : 0;
+    // Position -1: the row has no text, so it stores no key.
     buffers.positions(buffers.input_host)[i] = is_request ? static_cast<std::int32_t>(row->text->tokens) : -1;
     buffers.pages_begin(buffers.input_host)[i] = static_cast<std::int32_t>(pages_written);
-    if (!is_request) continue;  // a surplus row of the recording
+    if (!is_request) continue;  // a surplus row
     const std::int64_t count = PagedCache::pages_for(row->text->tokens + 1);
     std::transform(row->text->list.begin(), row->text->list.begin() + count,
                    buffers.page_list(buffers.input_host) + pages_written,
@@ -325,6 +329,7 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   const Tensor logits = buffers.logits.index_select(0, torch::tensor(resampled_rows, torch::kLong).to(model_.device()))
                             .narrow(1, 0, model_.config().vocab_size)
                             .to(torch::kFloat);
+  // `logits` has only those rows, in the order of `requests`.
   const SampledTokens resampled = sample_tokens(logits, requests, /*batched=*/true);
   for (std::size_t i = 0; i < resampled_rows.size(); ++i) {
     out.tokens[static_cast<std::size_t>(resampled_rows[i])] = resampled.tokens[i];
@@ -333,8 +338,8 @@ SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   return out;
 }
 
-// Queues a product by our kernels: output = norm(input) weight^T + bias or, with `adding`, output += that. If `norm` is
-// undefined, `input` is not normalised.
+// Queues a product by our kernels: output = norm(input) weight^T + bias; with `adding`, this is added to the output. If
+// `norm` is undefined, `input` is not normalised. The product kernel does the norm too where it can (`fuses_norm`).
 void Decoder::project(std::int64_t rows, const Tensor& input, const Tensor& norm, const Tensor& weight,
                       const Tensor& bias, const Tensor& output, bool adding) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
@@ -380,7 +385,7 @@ void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x,
 // with more rows, by libtorch.
 void Decoder::queue_step(std::int64_t rows) {
   const ModelConfig& config = model_.config();
-  const Transformer::Parts parts = model_.parts(0);
+  const Transformer::Parts parts = model_.parts(0);  // addresses() has made cos and sin long enough
   const std::vector<Transformer::Layer>& layers = *parts.layers;
   const Buffers& buffers = *buffers_;
   const auto eps = static_cast<float>(config.rms_norm_eps);

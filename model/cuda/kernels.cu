@@ -53,7 +53,7 @@ class ThreadBlock {
     float* const c = sums(threadIdx.x);
     const Vector &a = low(threadIdx.x), &b = high(threadIdx.x), &w = weights(threadIdx.x);
     ECHO_UNROLL
-    for (unsigned k = 0; k < 4; k += 2)
+    for (unsigned k = 0; k < 4; k += 2)  // two instructions with 16 of the 32 inputs each
       asm volatile(
           "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
           "{%0, %1, %2, %3};"
@@ -63,15 +63,16 @@ class ThreadBlock {
   }
   __device__ __forceinline__ bool is_last_to_arrive(unsigned* counter, unsigned blocks) {
     __shared__ bool is_last;
-    __threadfence();
+    __threadfence();  // the other blocks see what this thread has written before the counter says so
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicInc(counter, blocks - 1) == blocks - 1;
+    if (threadIdx.x == 0) is_last = atomicInc(counter, blocks - 1) == blocks - 1;  // turns blocks - 1 into 0
     __syncthreads();
     __threadfence();
     return is_last;
   }
-  // Loads of constants should come before the wait, but the assembler would move them behind it. It does not move them
-  // out of their basic block, so a branch, which is never taken, separates them from the wait.
+  // griddepcontrol.wait waits for the previous kernel; launch_dependents then lets the next one start. Loads of
+  // constants should come before the wait, but the assembler would move them behind it. It does not move them out of
+  // their basic block, so a branch, which is never taken, separates them from the wait.
   __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     unsigned processor;
@@ -123,12 +124,13 @@ __global__ __launch_bounds__(kThreads) void attend_kernel(AttendJob job) {
   attend_block<kDim, kHeads>(block, job, blockIdx.z, blockIdx.y, blockIdx.x);
 }
 
+// 4: the compiler limits registers so that four blocks fit on a multiprocessor.
 __global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job) {
   ThreadBlock<kSampleThreads> block;
   sample_block(block, job, blockIdx.y, blockIdx.x);
 }
 
-constexpr std::size_t kSharedBytesDefault = 48 << 10;  // shared memory that a kernel may use without a request
+constexpr std::size_t kSharedBytesDefault = 48 << 10;  // a kernel may use this much shared memory without asking
 
 // Lets the kernel use `shared_bytes` of shared memory per block.
 template <class Kernel>
@@ -155,6 +157,7 @@ cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job,
   return cudaLaunchKernelEx(&config, kernel, job);
 }
 
+// Starts at most as many blocks as run at the same time: a block that has finished a round continues with another one.
 template <unsigned kGroups, bool kGated>
 cudaError_t launch_product(const Launcher& launcher, const ProductJob& job) {
   const auto kernel = product_kernel<kGroups, kGated>;
@@ -181,7 +184,7 @@ cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
 
 template <unsigned kDim, unsigned kHeads>
 cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
-  if constexpr (kHeads <= 4)
+  if constexpr (kHeads <= 4)  // more heads always have kAttendThreads
     if (attend_threads(job.rows, job.heads / job.kv_heads) == kAttendThreadsFewRows)
       return launch_attend<kDim, kHeads, kAttendThreadsFewRows>(launcher, job);
   return launch_attend<kDim, kHeads, kAttendThreads>(launcher, job);
@@ -211,7 +214,7 @@ cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out) {
   if (const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
       error != cudaSuccess)
     return error;
-  if (major < 8) return cudaErrorNoKernelImageForDevice;
+  if (major < 8) return cudaErrorNoKernelImageForDevice;  // the kernels use bf16 instructions
   out = {stream, static_cast<unsigned>(processors), major >= 9};
   return cudaSuccess;
 }

@@ -28,7 +28,7 @@ struct ProductJob {
 // A block's shared memory holds the sums of all warps and, with a norm, the stage: the normalised rows.
 template <unsigned kGroups, bool kGated>
 ECHO_EITHER std::size_t product_sums_bytes() {
-  return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;
+  return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;  // 8: rows of a group
 }
 inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
@@ -50,6 +50,7 @@ inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs
 // Whether a product of this size supports ProductJob::norm: each block then normalises all rows and keeps them in its
 // shared memory, which must be large enough.
 inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
+  // Every GPU with compute capability 8.0 or higher gives a block more than that.
   constexpr std::size_t kSharedBytesMax = 96 << 10;
   const std::size_t sums_bytes =
       sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
@@ -64,6 +65,7 @@ inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
 // because the order of the weights and of the rows' inputs is the same.
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
+  // A thread loads 8 vectors of weights ahead, with one weight or with two.
   constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * 8;
   constexpr unsigned kTiles = (kGroups + 1) / 2;  // tiles of 16 rows
   struct ThreadValues {
@@ -86,6 +88,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
     ThreadValues& self = locals[thread];
     const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads, part = warp % job.parts;
     const unsigned tile = first_tile + warp / job.parts;
+    // A tile may have places beyond the last output. They load the last output's weights, and are not written.
     const unsigned output = min_of(tile * kTileOutputs + lane / 4, job.outputs - 1);
     const unsigned begin = part * steps / job.parts + step_group * kStepsAhead, end = (part + 1) * steps / job.parts;
     const std::size_t offset =
@@ -109,7 +112,9 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       if (group * 8 >= job.rows) break;
       static_assert(kProductWarps == 8, "a warp norms one row of each group");
       const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
-      const auto for_each_vector = [&](unsigned thread, const auto& use) {  // of the row; loads kBatch at a time
+      // Calls use(offset, vector) for the thread's vectors of the row. Loads kBatch of them before it uses one, so that
+      // the loads do not wait for each other.
+      const auto for_each_vector = [&](unsigned thread, const auto& use) {
         constexpr unsigned kStep = kWarpThreads * kVectorCount, kBatch = 4;
         const Bf16* const row_start = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
         for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kBatch * kStep) {
@@ -138,7 +143,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
         });
       });
     }
-    block.on_each_thread_and_wait([](unsigned) {});
+    block.on_each_thread_and_wait([](unsigned) {});  // only waits, until `stage` is complete
   }
   const Bf16* const x = job.norm != nullptr ? stage : job.x;
   const unsigned x_stride = job.norm != nullptr ? stage_stride : job.in;

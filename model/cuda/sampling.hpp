@@ -49,7 +49,7 @@ struct SampleShared {
 // weight above 0 and sets `weight_left` to infinity.
 template <class Weight>
 ECHO_DEVICE unsigned subtract_until_found(unsigned count, double& weight_left, const Weight& weight) {
-  constexpr unsigned kBatch = 8;
+  constexpr unsigned kBatch = 8;  // weights that are loaded before the first is used, so that loads overlap
   unsigned last_positive = 0;
   for (unsigned first = 0; first < count; first += kBatch) {
     double batch[kBatch];
@@ -109,7 +109,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
     ThreadValues& self = locals[thread];
     self.sum = 0;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kTokensPerSampleThread; ++i)
+    for (unsigned i = 0; i < kTokensPerSampleThread; ++i)  // if all are -INFINITY, x - max_logit is NaN
       self.sum += self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.max_logit);
   });
   block.template sum<kWarpThreads>(sum_of);
@@ -142,6 +142,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
     for (unsigned i = thread; i < shares; i += kSampleThreads) {
       if (is_greedy && shared.max_logits[i] == max_logit)
         shared.max_logits[i] = INFINITY;  // marks the share with the largest logit
+      // So far, the weight is relative to the share's own largest logit.
       if (shared.weights[i] > 0 && shared.max_logits[i] != INFINITY)
         shared.weights[i] *= static_cast<double>(std::exp(shared.max_logits[i] - max_logit));
     }
@@ -209,7 +210,7 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
       token = i, x = self.x[i];
       weight_left = weight_left < weight ? -1 : weight_left - weight;  // negative after the sampled token was found
     }
-    const unsigned first = shared.share * kTokensPerSampleThread;
+    const unsigned first = shared.share * kTokensPerSampleThread;  // `share` is a group of tokens now
     job.tokens[row] = static_cast<std::int32_t>(min_of(first + token, job.vocab - 1));
     job.logprobs[row] = (x - shared.max_logit) - shared.log_total;
   });

@@ -19,12 +19,12 @@ namespace {
 
 std::atomic<bool> kernels_enabled = true;
 
-// Whether the device meets the requirements of the kernels and of libtorch's flash attention.
+// Whether the device meets the requirements of the kernels and of libtorch's flash attention: compute capability 8.0.
 bool is_supported(const torch::Device& device) {
   static std::mutex mutex;
   static std::map<int, bool> support_by_device;
   const std::lock_guard lock(mutex);
-  const int index = device.index() < 0 ? 0 : device.index();
+  const int index = device.index() < 0 ? 0 : device.index();  // below 0: "cuda" without an index
   if (const auto it = support_by_device.find(index); it != support_by_device.end()) return it->second;
   int major = 0;
   const bool is_supported_here =
@@ -117,6 +117,7 @@ Table table_of(const std::vector<TensorUpdate>& tensors) {
   auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
   torch::Device device = torch::kCPU;
   for (const TensorUpdate& tensor_update : tensors) {
+    // A tensor of the right size that is defined: add_gradients() sets no master, and a gradient of zeros is undefined.
     const Tensor& sized_tensor = tensor_update.gradient.defined() ? tensor_update.gradient : tensor_update.master;
     device = sized_tensor.device();
     bool is_aligned = true;
@@ -126,7 +127,7 @@ Table table_of(const std::vector<TensorUpdate>& tensors) {
       if (tensor->defined()) {
         TORCH_CHECK(tensor->is_contiguous() && tensor->device() == device,
                     "a tensor of the optimizer is not dense, or on another device");
-        is_aligned &= reinterpret_cast<std::uintptr_t>(tensor->data_ptr()) % 16 == 0;
+        is_aligned &= reinterpret_cast<std::uintptr_t>(tensor->data_ptr()) % 16 == 0;  // for loads of 16 bytes
       }
     *entry++ = {.parameter = data<void>(tensor_update.parameter),
                 .master = floats(tensor_update.master),
@@ -247,10 +248,12 @@ HeadSlopes rotate_backward(const Tensor& input, const RotationParameters& parame
   const std::int64_t all_heads = parameters.heads + 2 * parameters.kv_heads, dim = qkv.size(1) / all_heads;
   for (const Tensor* tensor : {&q_slope, &k_slope, &v_slope}) {
     check_like(qkv, *tensor);
+    // The kernel loads two values at a time, so the stride of rows must be even.
     TORCH_CHECK(tensor->dim() == 3 && tensor->size(2) == dim && tensor->stride(2) == 1 && tensor->stride(1) == dim &&
                     tensor->stride(0) % 2 == 0,
                 "slopes of heads are not dense rows");
   }
+  // The gradients of both norms, side by side.
   const Tensor sums = fp32_like(qkv, part_count(qkv.size(0), kRotateBackwardTokens), 2 * dim);
   with_type_of(qkv, [&](auto type) {
     using T = decltype(type);

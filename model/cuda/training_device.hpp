@@ -15,7 +15,7 @@ namespace echoline::model::training {
 
 // Whether this program has the kernels.
 bool have_kernels();
-// Turns the kernels off or on, for comparisons in tests and benchmarks. Initially they are on.
+// Turns the kernels off or on, so that tests and benchmarks can compare. Initially they are on.
 void use_kernels(bool enabled);
 // Whether the kernels support tensors like x: on a GPU of compute capability 8.0 or newer, in bf16 or fp32, with a last
 // dimension that is a multiple of 8.
@@ -42,18 +42,20 @@ struct RotationParameters {
   std::int64_t heads, kv_heads;
   double eps;
 };
+// Whether rotate() and rotate_backward() can be called.
 bool supports_rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
 // Applies norm (unless undefined) and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2
 // kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]. dim: a multiple of 4, at most 256.
 torch::Tensor rotate(const torch::Tensor& qkv, const RotationParameters& parameters);
-// The gradients of qkv and of the norms. q_slope, k_slope and v_slope are [rows, heads, dim], dense in the last two
-// dimensions. If gather() has copied the key and value of each token t to several rows, these are rows copies[i] for i
-// from copies_first[t] to below copies_first[t + 1] (both int32), and their slopes are summed. If copies_first and
-// `copies` are undefined, they are row t. k_slope and v_slope may have a multiple of kv_heads heads, as gather() makes
-// them.
+// The gradients of qkv and of the norms.
 struct HeadSlopes {
   torch::Tensor qkv, q_norm, k_norm;
 };
+// Returns the gradients of rotate()'s inputs. q_slope, k_slope and v_slope are [rows, heads, dim], dense in the last
+// two dimensions. If gather() has copied the key and value of each token t to several rows, these are rows copies[i]
+// for i from copies_first[t] to below copies_first[t + 1] (both int32), and their slopes are summed. If copies_first
+// and `copies` are undefined, they are row t. k_slope and v_slope may have a multiple of kv_heads heads, as gather()
+// makes them.
 HeadSlopes rotate_backward(const torch::Tensor& qkv, const RotationParameters& parameters, const torch::Tensor& q_slope,
                            const torch::Tensor& k_slope, const torch::Tensor& v_slope,
                            const torch::Tensor& copies_first, const torch::Tensor& copies);
@@ -92,8 +94,8 @@ void add_gradients(const std::vector<TensorUpdate>& tensors);
 // The sum of the squares of all gradients, as an fp64 tensor of one element. Groups of eight squares are summed in
 // fp32, and their sums in fp64.
 torch::Tensor sum_of_squares(const std::vector<TensorUpdate>& tensors);
-// Factors of the update; learner/training/optimizer computes them. `clip` multiplies the gradients; correction n is
-// 1 - (beta n)^step.
+// Factors of the update; learner/training/optimizer computes them. Gradients are multiplied by `clip`, unless it is 1
+// or more. correctionN = 1 - betaN^step (N = 1, 2) is AdamW's bias correction.
 struct AdamWFactors {
   double clip, beta1, beta2, correction1, correction2, epsilon, rate, weight_decay;  // rate: the learning rate
 };

@@ -76,7 +76,9 @@ class ThreadBlock {
   float* shared_;
 };
 
-// A kernel `name` that runs `function` with `threads` threads and `floats` floats of shared memory per block.
+// A kernel `name` that runs `function` with `threads` threads and `floats` floats of shared memory per block: 1 where
+// the function needs none, because an array cannot be empty. The `large` kernels are for heads above kDimMax / 2, which
+// take more registers (see HeadPacks).
 #define ECHO_KERNEL(name, Job, function, threads, floats)        \
   template <class T>                                             \
   __global__ __launch_bounds__(threads) void name(Job<T> job) {  \

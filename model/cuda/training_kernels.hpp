@@ -1,6 +1,7 @@
 // Device code of a training pass: the work of one block of threads in norms, rotations, the gate and the softmax over
 // the vocabulary. `Block` is described in training_values.hpp; `index` is the block's. A slope is the gradient of the
-// loss with respect to a value. Internal to model/.
+// loss with respect to a value. A pack is the values that a thread loads at once, 16 bytes in most cases. Internal to
+// model/.
 #pragma once
 #include "model/cuda/training_values.hpp"
 
@@ -82,7 +83,9 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
   constexpr unsigned kValues = kValuesPerPack<T>, kWarps = kNormThreads / kWarpSize;
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
-  float* const row_factors = block.shared();  // two per row: 1 / rms, and the factor of x in the gradient
+  // With n = width and r = 1 / rms(x), the gradient of x is r * (w * dy) - x * r^3 * sum(x * w * dy) / n. Two factors
+  // per row are stored: r, and the factor of x.
+  float* const row_factors = block.shared();
   for (unsigned first_warp_row = 0; first_warp_row < kNormBackwardRows; first_warp_row += kWarps) {
     typename Block::template Local<float> squares, slope_products;
     block.each([&](unsigned thread) {
@@ -144,7 +147,8 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
 
 // ---- sums over rows ----
 
-// Writes the sum of each column of `sums` [rows, width] to `out`. The order of the additions depends only on `rows`.
+// Writes the sum of each column of `sums` [rows, width] to `out`. The order of the additions depends only on `rows`, so
+// a repetition gives the same bits.
 template <class T>
 struct ColumnSumsJob {
   const float* sums;
@@ -185,7 +189,7 @@ template <class T>
 struct RotateJob {
   const T* x;                // [tokens, heads + 2 kv_heads, dim]
   T* out;                    // same shape
-  const float *cos, *sin;    // [positions, dim]; token t has position t % positions
+  const float *cos, *sin;    // [positions, dim], the first half of each row of sin negated; position: t % positions
   const T *q_norm, *k_norm;  // [dim], or null
   std::int64_t tokens, positions;
   int heads, kv_heads, dim;
@@ -193,7 +197,7 @@ struct RotateJob {
 };
 
 constexpr unsigned kRotateThreads = 256, kRotateWarps = kRotateThreads / kWarpSize;
-constexpr int kDimMax = 256;
+constexpr int kDimMax = 256;          // the largest head, for which HeadPacks needs kPairs = 2
 constexpr unsigned kHeadsAtOnce = 4;  // heads per warp, so that several loads are in flight
 
 // A lane's share of a head, for i = lane, lane + 32, ...: the values 2 i and 2 i + 1 of the head (low), and the values
@@ -367,7 +371,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
               ECHO_TRAINING_UNROLL
               for (unsigned j = 0; j < 2; ++j) {
-                // The transpose of the rotation, in place.
+                // A gradient passes back through a rotation by the transpose; in place.
                 float &da = slopes[n][thread].low[k][j], &db = slopes[n][thread].high[k][j];
                 const float rotated_back = da * cos_low.values[j] + db * sin_high.values[j];
                 db = db * cos_high.values[j] + da * sin_low.values[j];
@@ -408,8 +412,8 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
               if (norm) {
                 const float a = widen(values[n][thread].low[k].values[j]),
                             b = widen(values[n][thread].high[k].values[j]);
-                if (is_query) {  // two branches, because a reference to one of the sums would keep them out of
-                                 // registers
+                // Two branches, because a reference to one of the sums would keep them out of registers.
+                if (is_query) {
                   q_sums[thread].low[k][j] += da * (a * scale);
                   q_sums[thread].high[k][j] += db * (b * scale);
                 } else {
@@ -480,7 +484,7 @@ ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std:
     T* const target = job.target + index * job.width * job.repeats;
     for (int i = static_cast<int>(thread) * kValues; i < job.width; i += kStep) {
       const auto values = load<T, kValuesPerPack<T>>(source + i);
-      const int part = i / job.dim;
+      const int part = i / job.dim;  // the head
       for (int r = 0; r < job.repeats; ++r)
         store(target + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
     }
@@ -538,6 +542,7 @@ ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job
       const auto d = load<T, kValues>(job.slope + dense);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i) {
+        // The derivative of x * sigmoid(x) is sigmoid(x) * (1 + x * (1 - sigmoid(x))).
         const float x = widen(g.values[i]), slope = widen(d.values[i]), sigmoid = 1 / (1 + exponential<T>(-x));
         g.values[i] = narrow_to<T>(slope * widen(u.values[i]) * sigmoid * (1 + x * (1 - sigmoid)));
         u.values[i] = narrow_to<T>(slope * round_to<T>(x * sigmoid));
@@ -592,18 +597,18 @@ ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::i
         x[i] = widen(pack.values[i]) * job.scale;
         pack_max = x[i] > pack_max ? x[i] : pack_max;
       }
-      if (pack_max > max_logit) {
+      if (pack_max > max_logit) {  // the sums so far are relative to the old maximum
         const float rescale = exponential<T>(max_logit - pack_max);
         sum *= rescale;
         weighted_sum *= rescale;
         max_logit = pack_max;
       }
-      if (max_logit == -INFINITY) return;
+      if (max_logit == -INFINITY) return;  // the values add nothing, and the difference below would be NaN
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
         const float e = exponential<T>(x[i] - max_logit);
         sum += e;
-        weighted_sum += x[i] == -INFINITY ? 0.0f : x[i] * e;
+        weighted_sum += x[i] == -INFINITY ? 0.0f : x[i] * e;  // -INFINITY * 0 would be NaN
       }
     };
     for_row_values(logits, job.width, job.aligned, thread, add_values);
@@ -625,7 +630,7 @@ ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::i
     const float log_sum = row_max[thread] + logf(sums[thread]);
     job.log_sums[row] = log_sum;
     job.logprobs[row] = widen(logits[job.targets[row]]) * job.scale - log_sum;
-    job.entropies[row] = log_sum - weighted_sums[thread] / sums[thread];
+    job.entropies[row] = log_sum - weighted_sums[thread] / sums[thread];  // log_sum minus the expected x
   });
 }
 

@@ -19,21 +19,23 @@ struct UpdateEntry {
   float* gradient;                 // null: zeros
   const Bf16* new_gradient;        // for AddJob, which adds it to `gradient`
   std::int64_t count, first_part;  // number of values; index of its first part among the parts of all tensors
-  // Flags. decays: weight decay applies. replaces: for AddJob, `gradient` is unset so far. aligned: all addresses are
-  // multiples of 16 bytes.
+  // Flags. decays: weight decay applies. replaces: AddJob stores new_gradient instead of adding it, because `gradient`
+  // holds no values yet. aligned: all addresses are multiples of 16 bytes.
   std::uint32_t parameter_is_fp32, decays, replaces, aligned;
 };
 
 struct UpdateJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;
-  // [kValueBlock] in [0, 1): random thresholds for rounding 8-bit moments; null without scales.
+  // kValueBlock random numbers in [0, 1), for rounding 8-bit moments: floor(x + threshold) rounds up with a probability
+  // equal to x's fraction. Null without scales.
   const float* thresholds;
-  float clip;  // factor of gradients; 1 or more: no clipping
+  float clip;  // gradients are multiplied by it, unless it is 1 or more
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float inverse_correction2, epsilon;  // 1 / correction2; correction n is 1 - (beta n)^step, AdamW's bias correction
-  float decay_factor;                  // 1 - rate * decay
-  float step_factor;                   // -rate / correction1
+  // AdamW corrects its moments by correctionN = 1 - betaN^step (N = 1, 2). The inverse is 1 / correction2.
+  float inverse_correction2, epsilon;
+  float decay_factor;  // 1 - rate * weight decay
+  float step_factor;   // -rate / correction1
 };
 
 // The entry whose tensor has the part: the last one whose first_part is at most `part`.
@@ -47,7 +49,7 @@ ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std
 }
 
 // Index in the tensor of the lane's i-th value. A warp processes [begin, begin + kValueBlock); each lane has
-// kLaneValues of these values, in groups of four.
+// kLaneValues of these values, in groups of four, so that neighbouring lanes access neighbouring memory.
 ECHO_TRAINING_DEVICE std::int64_t index_of(unsigned lane, unsigned i, std::int64_t begin) {
   return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
 }
@@ -119,7 +121,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
   for (std::int64_t k = 0; k < kValueBlocksPerWarp; ++k) {
     typename Block::template Local<LaneValues> values;
     typename Block::template Local<float> largest1, largest2;
-    const auto begin_of = [&](unsigned thread) {
+    const auto begin_of = [&](unsigned thread) {  // of the warp's block of values
       return first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
     };
     const auto is_whole_and_aligned = [&](std::int64_t begin) { return entry.aligned && begin + kValueBlock <= end; };
@@ -140,6 +142,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         const float s1 = entry.scale1[begin / kValueBlock], s2 = entry.scale2[begin / kValueBlock];
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kLaneValues; ++i) {
+          // Decodes: moment 1 is the signed square of its code, moment 2 the fourth power.
           const float a = times(m[i], 1.0f / kCode1Max), b = times(v[i], 1.0f / kCode2Max), square = times(b, b);
           m[i] = times(times(a, fabsf(a)), s1);
           v[i] = times(times(square, square), s2);
@@ -244,7 +247,7 @@ ECHO_TRAINING_DEVICE void squares_part(Block& block, const SquaresJob& job, std:
   });
 }
 
-// Adds new bf16 gradients to fp32 sums.
+// Adds new bf16 gradients to fp32 sums, or stores them as the first sums (UpdateEntry::replaces).
 struct AddJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;

@@ -8,7 +8,7 @@
 //   barrier()           all threads of the block see what any of them wrote to shared and global memory before
 //   warp_sum(local)     replaces each thread's value by the sum over its warp; warp_max() by the maximum
 //   block_sum(local)    the same over the block; block_max() by the maximum
-//   shared()            kSharedFloats floats of memory that the block's threads share
+//   shared()            memory that the block's threads share: the floats that a kernel needs, at most kSharedFloats
 // Code outside each() runs the same way on all threads.
 #pragma once
 #include <cmath>
@@ -62,7 +62,7 @@ ECHO_TRAINING_DEVICE Bf16 narrow_to<Bf16>(float x) {
 #if defined(__CUDA_ARCH__)
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
-  if (std::isnan(x)) return {0x7fc0};
+  if (std::isnan(x)) return {0x7fc0};  // a NaN; the addition below could make it infinite
   std::uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};

@@ -89,19 +89,19 @@ TEST(OfferedPolicies, TwoWorkersMakeAVersionUnusableAndOneOnlyForItself) {
   for (const WorkerId worker : {kAda, kBob, kEve}) t.policies.record_request(worker, Version{0});
   const auto first = t.policies.report_unusable(kAda, "NaN");
   ASSERT_TRUE(first);
-  EXPECT_TRUE(first->is_first);
-  EXPECT_FALSE(t.policies.is_unusable(Version{0}));
-  EXPECT_TRUE(t.policies.is_unusable_for(kAda, Version{0}));
-  EXPECT_FALSE(t.policies.is_unusable_for(kBob, Version{0}));
-  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN again")->is_first);
-  EXPECT_FALSE(t.policies.is_unusable(Version{0})) << "one worker that repeats itself";
-  EXPECT_TRUE(t.policies.report_unusable(kBob, "Inf")->is_first);
-  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
-  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
+  EXPECT_TRUE(first->is_workers_first);
+  EXPECT_FALSE(t.policies.check_unusable(Version{0}));
+  EXPECT_TRUE(t.policies.check_unusable_for(kAda, Version{0}));
+  EXPECT_FALSE(t.policies.check_unusable_for(kBob, Version{0}));
+  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN again")->is_workers_first);
+  EXPECT_FALSE(t.policies.check_unusable(Version{0})) << "one worker that repeats itself";
+  EXPECT_TRUE(t.policies.report_unusable(kBob, "Inf")->is_workers_first);
+  EXPECT_TRUE(t.policies.check_unusable(Version{0}));
+  EXPECT_TRUE(t.policies.check_unusable(Version{0}));
   ASSERT_EQ(t.unusable.size(), 1u) << "told once";
   EXPECT_EQ(t.unusable[0].workers, (std::vector{kAda, kBob}));
   EXPECT_EQ(t.unusable[0].detail, "Inf");
-  EXPECT_TRUE(t.policies.is_unusable_for(kEve, Version{0}));
+  EXPECT_TRUE(t.policies.check_unusable_for(kEve, Version{0}));
   t.policies.check();
 }
 
@@ -111,9 +111,9 @@ TEST(OfferedPolicies, TheOnlyWorkerIsEnough) {
   t.policies.record_request(kAda, Version{0});
   t.policies.record_request(kBob, Version{0});
   t.policies.report_unusable(kAda, "NaN");
-  EXPECT_FALSE(t.policies.is_unusable(Version{0}));
+  EXPECT_FALSE(t.policies.check_unusable(Version{0}));
   t.policies.forget_worker(kBob);
-  EXPECT_TRUE(t.policies.is_unusable(Version{0}));
+  EXPECT_TRUE(t.policies.check_unusable(Version{0}));
 }
 
 TEST(BatchRequest, OnlyTheStepThatIsWaitedForIsAnswered) {
@@ -306,6 +306,18 @@ TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
   EXPECT_EQ(links[1].up, BitRate::from_mbit_per_s(50)) << "its rate is unknown, so the cap applies";
   e.config.paths.worker_rate = BitRate::from_mbit_per_s(20);
   EXPECT_EQ(e.roster.links_of(std::vector{kAda})[0].up, BitRate::from_mbit_per_s(20));
+}
+
+// The overlay plans with these until a worker is measured. It enforces none of them.
+TEST(Roster, ExpectedLinksAreThoseOfTheOffer) {
+  RosterFixture e;
+  EXPECT_EQ(e.roster.expected_links("planned").up, BitRate::from_mbit_per_s(40));
+  EXPECT_FALSE(e.roster.expected_links("planned").down) << "not stated";
+  EXPECT_FALSE(e.roster.expected_links("by hand").up);
+  e.config.fleet.assume.down = BitRate::from_mbit_per_s(30);
+  EXPECT_EQ(e.roster.expected_links("planned").down, BitRate::from_mbit_per_s(30));
+  e.config.paths.worker_rate = BitRate::from_mbit_per_s(20);
+  EXPECT_EQ(e.roster.expected_links("planned").up, BitRate::from_mbit_per_s(20));
 }
 
 TEST(Roster, AWorkersPriceIsThatOfItsOffer) {

@@ -159,13 +159,13 @@ class ApiTest : public testing::Test {
   void start(const std::string& listen) {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n{\"a\":2}\n";
-    ApiOptions options;
+    TrainerServerOptions options;
     options.listen = listen;
     options.folder = folder_;
     options.body_max = {1 << 20};
     options.run_facts = {{"run", "x"}};
     options.idle_max = idle_max_;
-    options.stall_max = stall_max_;
+    options.transfer_time_base = transfer_time_base_;
     options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
       ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
       return delta::copy_of(content.tensors);
@@ -180,7 +180,7 @@ class ApiTest : public testing::Test {
       return PolicyEvaluation{
           .version = {}, .accuracy = body.value("accuracy", 0.0), .reward_mean = {}, .problems = 10};
     };
-    auto api = Api::start(std::move(options), trainer_link_);
+    auto api = TrainerServer::start(std::move(options), trainer_link_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
     api_ = *std::move(api);
   }
@@ -224,10 +224,10 @@ class ApiTest : public testing::Test {
   static constexpr const char* kRequestWithHalfABody =
       "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 500000\r\n\r\nhalf of it";
 
-  Duration idle_max_ = seconds(600), stall_max_ = seconds(60);
+  Duration idle_max_ = seconds(600), transfer_time_base_ = seconds(60);
   TestClock clock_;
   TrainerLink trainer_link_{{.publish_every = 1, .steps_total = 10, .evaluate_every = 4}, clock_, 0};
-  std::unique_ptr<Api> api_;
+  std::unique_ptr<TrainerServer> api_;
 };
 
 TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
@@ -304,7 +304,7 @@ TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
 }
 
 TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
-  stall_max_ = std::chrono::milliseconds(500);
+  transfer_time_base_ = std::chrono::milliseconds(500);
   start("socket");
   std::vector<std::unique_ptr<RawConnection>> slow_connections;
   for (int i = 0; i < 16; ++i) {
@@ -541,16 +541,16 @@ TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
 
 TEST_F(ApiTest, ListensAtOneAddressOnly) {
   for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
-    const auto api = Api::start({.listen = listen,
-                                 .folder = folder_,
-                                 .body_max = {},
-                                 .run_facts = {},
-                                 .parse_policy = {},
-                                 .read_policy = {},
-                                 .check_policy = {},
-                                 .held_out = {},
-                                 .grade = {}},
-                                trainer_link_);
+    const auto api = TrainerServer::start({.listen = listen,
+                                           .folder = folder_,
+                                           .body_max = {},
+                                           .run_facts = {},
+                                           .parse_policy = {},
+                                           .read_policy = {},
+                                           .check_policy = {},
+                                           .held_out = {},
+                                           .grade = {}},
+                                          trainer_link_);
     ASSERT_FALSE(api.has_value()) << listen;
     EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;
   }

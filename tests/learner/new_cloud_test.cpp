@@ -83,7 +83,7 @@ class NimbusProvider final : public Provider {
 };
 
 // "nimbus", and a line for each offer: its id and rollouts a second.
-Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, const OfferReadOptions&) {
+Result<OfferList> read_nimbus(std::string_view text, std::string_view, const OfferReadOptions&) {
   std::istringstream lines{std::string(text)};
   std::string title;
   lines >> title;
@@ -99,7 +99,7 @@ Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, 
     offer.gpu_usd_per_hour = 0.4;
     offer.storage_usd_per_hour = offer.upload_usd_per_gb = offer.download_usd_per_gb = 0;
   }
-  return offers;
+  return OfferList{.offers = std::move(offers), .format = {}};
 }
 
 ProviderKind nimbus_kind(Nimbus& service) {
@@ -122,8 +122,8 @@ ProviderKind nimbus_kind(Nimbus& service) {
           .search = [&](const ProviderOptions& options, const MarketQuestion&) -> Result<MarketAnswer> {
             service.searched_url = options.service(kNimbus).url;
             service.searched_region = options.service(kNimbus).others.at("region");
-            ECHO_ASSIGN(auto offers, read_nimbus("nimbus\na 2500\nb 2500\nc 2500\n", "", {}));
-            return MarketAnswer{service.searched_url, kNimbus, std::move(offers)};
+            ECHO_ASSIGN(OfferList list, read_nimbus("nimbus\na 2500\nb 2500\nc 2500\n", "", {}));
+            return MarketAnswer{service.searched_url, kNimbus, std::move(list.offers)};
           },
           .title = "Nimbus",
           .bill = [&](const ProviderOptions& options, double, double to_unix_s) -> Result<Bill> {

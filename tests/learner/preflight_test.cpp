@@ -225,6 +225,24 @@ TEST(Preflight, DevicesAreThere) {
             Verdict::kOk);
 }
 
+// A run that will start elsewhere is planned without this machine's devices, ports and files.
+TEST(Preflight, FailuresOfThisMachineAreWarningsForARunElsewhere) {
+  const TakenPort port;
+  const RunConfig config = quickstart(
+      {{"learner.device", "cuda"}, {"network.port", std::to_string(port.port())}, {"fleet.bundle", "no-such.tar.gz"}});
+  EXPECT_FALSE(preflight(config).status());
+  const Preflight elsewhere = learner::preflight(config, {.built_in = kBuiltIn, .plan = {}, .elsewhere = true});
+  EXPECT_TRUE(elsewhere.status()) << elsewhere.status().error().message();
+  EXPECT_TRUE(elsewhere.plan);
+  std::string warnings;
+  for (const Check& check : elsewhere.checks)
+    if (check.verdict == Verdict::kWarning) warnings += check.name + " ";
+  EXPECT_THAT(warnings, HasSubstr("trainer port"));
+  EXPECT_THAT(warnings, HasSubstr("bundle"));
+  const RunConfig wrong = quickstart({{"model", "{path: no-such-model}"}});
+  EXPECT_FALSE(learner::preflight(wrong, {.built_in = kBuiltIn, .plan = {}, .elsewhere = true}).status());
+}
+
 TEST(Preflight, ABundleIsThereAndCanBeUnpacked) {
   const overlay::TemporaryFolder folder;
   const auto bundle_check = [&](const std::string& name) {
@@ -424,6 +442,31 @@ TEST(PlanRun, FollowsTheRunFile) {
     if (row.offer.id == "q17") {
       EXPECT_THAT(row.reason, HasSubstr("the run takes"));
     }
+}
+
+// A row that cannot be used must not hide the others, and must not vanish without a word.
+TEST(PlanRun, NotesWhatACatalogueLacks) {
+  const overlay::TemporaryFolder folder;
+  const std::string catalogue = (folder / "vms.csv").string();
+  std::string text = *read_file("tests/provisioner/catalogues/nebius/vms.csv");
+  text += "bad,H100,1,16,200,-3,eu-north1,,\n";
+  ASSERT_TRUE(write_file_atomic(catalogue, text));
+  const std::string profile = std::filesystem::absolute("configs/profiles/gpus.yaml").string();
+  const RunConfig config = quickstart({{"fleet.offers", catalogue},
+                                       {"fleet.provider", "exec"},
+                                       {"fleet.profile", profile},
+                                       {"worker.device", "cuda"},
+                                       {"fleet.reliability_min", "null"},
+                                       {"fleet.assume.storage_usd_per_hour", "0"},
+                                       {"fleet.assume.upload_usd_per_gb", "0"},
+                                       {"fleet.assume.download_usd_per_gb", "0"},
+                                       {"fleet.assume.up", "1 Gbit/s"},
+                                       {"fleet.assume.down", "1 Gbit/s"},
+                                       {"fleet.step_time_expected", "10 s"}});
+  const auto plan = plan_run(config, *model::preset("tiny-64"), 6);
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->plan.chosen().size(), 1u);
+  EXPECT_THAT(plan->plan.notes, testing::Contains(HasSubstr("line 7: price: expected a number")));
 }
 
 TEST(PlanRun, AGpuMustHoldModelAndGroup) {

@@ -9,8 +9,11 @@
 
 #include "base/config_flat.hpp"
 #include "base/files.hpp"
+#include "delta/checkpoint.hpp"
+#include "delta/digest.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/preflight.hpp"
+#include "model/policy.hpp"
 #include "tests/learner/rows.hpp"
 
 namespace echoline::learner {
@@ -33,6 +36,35 @@ class ResumeTest : public ::testing::Test {
   }
   std::filesystem::path folder_;
 };
+
+// All checkpoints of a run with an adapter have one file of the base, which outlives the first of them.
+TEST_F(ResumeTest, TheBaseOfAnAdapterIsStoredOnce) {
+  model::ModelFiles files = *model::ModelFiles::of_preset("tiny-64");
+  files.config.adapter = model::AdapterConfig{.rank = 2, .alpha = 4, .targets = {"q_proj"}, .base_model = {}};
+  const auto add = [&](std::int64_t step, std::uint64_t seed_of_base) {
+    const auto policy = model::init_policy(files.config, seed_of_base);
+    EXPECT_TRUE(policy);
+    const auto write = [&](const std::filesystem::path& target) -> Status {
+      ECHO_ASSIGN(nlohmann::json state, write_policy(target, folder_, files, policy->view()));
+      state.update({{"format", kCheckpointFormat}, {"steps", step}});
+      return write_file_atomic(target / kCheckpointState, state.dump());
+    };
+    const auto added = add_checkpoint(folder_, step, 2, write);
+    EXPECT_TRUE(added) << added.error().message();
+    const auto stored = delta::Checkpoint::open(*added / kCheckpointModel);
+    EXPECT_TRUE(stored && find_policy(folder_)->digest == delta::digest_state(stored->view())->hex());
+    return *added / kCheckpointModel / "model.safetensors";
+  };
+  const std::filesystem::path first = add(1, 7), second = add(2, 7);
+  EXPECT_TRUE(std::filesystem::equivalent(first, second));
+  EXPECT_FALSE(std::filesystem::equivalent(second.parent_path() / "adapter_model.safetensors",
+                                           first.parent_path() / "adapter_model.safetensors"));
+  EXPECT_EQ(std::filesystem::hard_link_count(second), 2u);
+  const std::filesystem::path third = add(3, 7);  // the first is removed
+  EXPECT_FALSE(std::filesystem::exists(first));
+  EXPECT_EQ(std::filesystem::hard_link_count(third), 2u);
+  EXPECT_FALSE(std::filesystem::equivalent(third, add(4, 8))) << "another base";
+}
 
 TEST_F(ResumeTest, AResumeListsChangedSettings) {
   const RunConfig first = config({});

@@ -220,8 +220,8 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
   ASSERT_TRUE(tensor_parallel) << tensor_parallel.error().message();
   EXPECT_THAT(tensor_parallel->worker.arguments(), ElementsAre("--engine", "vllm", "--engine-command", parallel.second,
                                                                "--engine-patience", "600 s", "--gpus-per-engine", "2"));
-  EXPECT_EQ(tensor_parallel->worker.on_machine().count_on(7), 3);
-  EXPECT_EQ(tensor_parallel->worker.on_machine().gpus_used_on(7), 6);
+  EXPECT_EQ(tensor_parallel->worker.worker_engines().count_on(7), 3);
+  EXPECT_EQ(tensor_parallel->worker.worker_engines().gpus_used_on(7), 6);
   EXPECT_EQ(refusal_of({vllm, parallel}), "");
   const std::pair<std::string, std::string> eight{"worker.engine_command", "vllm serve {model} --port {port} --tp 8"};
   EXPECT_THAT(refusal_of({vllm, eight}), HasSubstr("worker.gpus_per_engine, which is 1"));
@@ -231,11 +231,11 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
   EXPECT_THAT(refusal_of({{"worker.engines", "2"}}), HasSubstr("the built-in engine uses one GPU"));
   EXPECT_THAT(refusal_of({vllm, command, {"worker.engines", "0"}}), HasSubstr("worker.engines"));
   EXPECT_EQ(load_run_config("configs/quickstart.yaml", {vllm, command, {"worker.engines", "1"}})
-                ->worker.on_machine()
+                ->worker.worker_engines()
                 .count_on(8),
             1);
-  EXPECT_EQ(RunConfig{}.worker.on_machine().count_on(8), 1);
-  EXPECT_EQ(RunConfig{}.worker.on_machine().gpus_used_on(8), 0) << "it computes on the CPU";
+  EXPECT_EQ(RunConfig{}.worker.worker_engines().count_on(8), 1);
+  EXPECT_EQ(RunConfig{}.worker.worker_engines().gpus_used_on(8), 0) << "it computes on the CPU";
 }
 
 TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {

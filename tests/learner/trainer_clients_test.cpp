@@ -206,7 +206,7 @@ class TrainerClients : public ::testing::Test {
 
   void start(std::uint64_t steps, Duration idle_max = std::chrono::minutes(10)) {
     trainer_link_.emplace(TrainerLinkOptions{.publish_every = 1, .steps_total = steps, .evaluate_every = 0}, clock_, 0);
-    ApiOptions options;
+    TrainerServerOptions options;
     options.folder = folder_;
     options.body_max = {1 << 20};
     options.idle_max = idle_max;
@@ -216,7 +216,7 @@ class TrainerClients : public ::testing::Test {
       return delta::copy_of(content.tensors);
     };
     std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n";
-    auto api = Api::start(std::move(options), *trainer_link_);
+    auto api = TrainerServer::start(std::move(options), *trainer_link_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
     api_ = *std::move(api);
     std::ofstream(folder_ / kTrainerAddressFile) << api_->address();
@@ -227,7 +227,7 @@ class TrainerClients : public ::testing::Test {
   const SystemClock clock_;
   fs::path folder_;
   std::optional<TrainerLink> trainer_link_;
-  std::unique_ptr<Api> api_;
+  std::unique_ptr<TrainerServer> api_;
 };
 
 TEST_F(TrainerClients, NothingIsLostOrDoneTwiceWhereConnectionsAreCut) {

@@ -213,6 +213,7 @@ TEST(ChatTemplate, UnsupportedFeaturesAreNamed) {
       {"{# x", "a comment is not closed"},
       {"{{ 1 < 2 < 3 }}", "comparisons in a row"},
       {"{{ 2 ** 3 }}", "'**' is not implemented"},
+      {"{{ 4 is divisibleby(num=2) }}", "the test 'is divisibleby' with named arguments is not implemented"},
       {"{% set a, b = 1, 2 %}", "expected {% set NAME = VALUE %}"},
       {"{% set x = 1 %}{% set x.y = 2 %}", "'x' is not a namespace"},
       {"{{ '\\ud800' }}", "malformed escape"},

@@ -49,7 +49,7 @@ TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
   work.add_result(kNow, submission(3, 3), kNow);
   work.add_result(kNow, submission(4, 4), kNow + milliseconds(1));
   work.check();
-  EXPECT_THAT(work.result_leases(), ElementsAre(3, 4));
+  EXPECT_THAT(work.lease_ids_of_results(), ElementsAre(3, 4));
   const auto first = work.take_due_result(kNow);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->submission.lease(), 3u);
@@ -144,12 +144,12 @@ TEST(Progress, GrowsAlsoWhileResultsWait) {
 
 TEST(Ending, AStopRequestLeavesTimeForLeasedWork) {
   Ending ending;
-  EXPECT_FALSE(ending.is_late(kNow));
+  EXPECT_FALSE(ending.finish_time_is_over(kNow));
   EXPECT_TRUE(ending.begin_finishing(kNow));
   EXPECT_FALSE(ending.begin_finishing(kNow + seconds(1))) << "the learner knows";
   ending.check();
-  EXPECT_FALSE(ending.is_late(kNow + Ending::kFinishMax - milliseconds(1)));
-  EXPECT_TRUE(ending.is_late(kNow + Ending::kFinishMax));
+  EXPECT_FALSE(ending.finish_time_is_over(kNow + Ending::kFinishMax - milliseconds(1)));
+  EXPECT_TRUE(ending.finish_time_is_over(kNow + Ending::kFinishMax));
   EXPECT_FALSE(ending.has_ended());
   EXPECT_EQ(ending.reason(), "");
 }

@@ -673,6 +673,14 @@ TEST(Child, DoesNotOutliveAProcessThatIsKilled) {
   EXPECT_FALSE(fs::exists(policy));
 }
 
+// /proc has no room at all.
+TEST(PolicyFolder, LiesWhereThePolicyFits) {
+  const auto disk = std::filesystem::temp_directory_path();
+  EXPECT_EQ(first_large_folder({"/proc", disk}, Bytes{1}), disk);
+  EXPECT_EQ(first_large_folder({disk, "/proc"}, Bytes{1}), disk);
+  EXPECT_EQ(first_large_folder({"/proc", disk}, Bytes{std::uint64_t{1} << 60}), "/proc");
+}
+
 TEST(PolicyFolder, IsItsOwnersAlone) {
   TemporaryFolder folder;
   const fs::path where = folder.path() / "policy";

@@ -22,11 +22,11 @@ constexpr std::size_t kExcerptBytesMax = 200;  // the part of an answer that an 
 
 // The value as text for an error, shortened.
 inline std::string excerpt(const json& value) {
-  return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), kExcerptBytesMax);
+  return printable(value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace), kExcerptBytesMax);
 }
 
 inline Result<json> parse_answer(std::string_view body) {
-  json parsed = json::parse(body, nullptr, false);
+  json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object())
     return unexpected_answer("expected a JSON object, found '{}'", printable(body, kExcerptBytesMax));
   return parsed;

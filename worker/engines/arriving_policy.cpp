@@ -19,24 +19,26 @@ auto snapshot_decoder_maker(const delta::DecodeOptions& options) {
 template <class Incoming>
 void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& make_decoder) {
   if (part.offset == 0) incoming = Incoming{part.id, part.version, make_decoder()};
-  if (!incoming || incoming->id != part.id || incoming->patch.bytes() != part.offset) return;
-  if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // decode_all() will report the error
+  if (!incoming || incoming->id != part.id || incoming->decoder.bytes() != part.offset) return;
+  // After an error, decode_all() decodes the publication again from its start, and reports the error.
+  if (!incoming->decoder.add(part.bytes.bytes())) incoming.reset();
 }
 
 // Decodes all of `publication`, with or without earlier parts, and checks the resulting policy's digest.
-template <class Patch>
-Result<Patch> decode_all(auto incoming, const overlay::Publication& publication, const auto& make_decoder) {
-  Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : make_decoder();
-  std::uint64_t bytes_to_skip = patch.bytes();  // these were decoded when they arrived
+template <class Decoder>
+Result<Decoder> decode_all(auto incoming, const overlay::Publication& publication, const auto& make_decoder) {
+  Decoder decoder = incoming && incoming->id == publication.id ? std::move(incoming->decoder) : make_decoder();
+  std::uint64_t bytes_to_skip = decoder.bytes();  // these were decoded when they arrived
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
     const std::size_t skipped_bytes = std::min<std::uint64_t>(bytes_to_skip, piece.size());
     bytes_to_skip -= skipped_bytes;
-    return skipped_bytes == piece.size() ? ok() : patch.add(piece.subspan(skipped_bytes));
+    return skipped_bytes == piece.size() ? ok() : decoder.add(piece.subspan(skipped_bytes));
   }));
-  if (const auto result = patch.result(); result && result->bytes != publication.policy_digest)
+  // Without a result, the publication is incomplete: finish() and apply() report that.
+  if (const auto digest = decoder.result(); digest && digest->bytes != publication.policy_digest)
     return fail(Code::kCorrupt, kOperation, "version {}: expected digest {}, found {}", publication.version,
-                overlay::to_hex(publication.policy_digest), result->hex());
-  return patch;
+                overlay::to_hex(publication.policy_digest), digest->hex());
+  return decoder;
 }
 
 }  // namespace
@@ -46,26 +48,27 @@ void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Ver
   if (!part.base && (!installed || part.version > *installed))
     add_part(snapshot_, part, snapshot_decoder_maker(options_));
   else if (part.base && installed == part.base)
-    add_part(delta_, part, begin_delta_);
+    add_part(delta_, part, make_delta_decoder_);
 }
 
 Result<delta::OwnedState> ArrivingPolicy::finish_snapshot(const overlay::Publication& publication) {
-  delta_.reset();
-  ECHO_ASSIGN(auto patch, decode_all<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
-                                                              snapshot_decoder_maker(options_)));
-  return patch.finish();
+  delta_.reset();  // the snapshot replaces the version that the delta is based on
+  ECHO_ASSIGN(auto decoder, decode_all<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
+                                                                snapshot_decoder_maker(options_)));
+  return decoder.finish();
 }
 
-Result<std::vector<delta::TensorWrite>> ArrivingPolicy::apply_delta(const overlay::Publication& publication,
-                                                                    std::optional<Version> installed) {
+Result<std::vector<delta::TensorWrite>> ArrivingPolicy::finish_delta(const overlay::Publication& publication,
+                                                                     std::optional<Version> installed) {
+  // A snapshot that is not newer than the delta is of no use any more.
   if (snapshot_ && snapshot_->version <= publication.version) snapshot_.reset();
   auto incoming = std::exchange(delta_, std::nullopt);
   if (installed != publication.base)
     return fail(Code::kStale, kOperation, "version {} is a delta on version {}, but {} is installed",
                 publication.version, *publication.base,
                 installed ? fmt::format("version {}", *installed) : std::string("nothing"));
-  ECHO_ASSIGN(auto patch, decode_all<delta::IncomingDelta>(std::move(incoming), publication, begin_delta_));
-  return patch.apply();
+  ECHO_ASSIGN(auto decoder, decode_all<delta::IncomingDelta>(std::move(incoming), publication, make_delta_decoder_));
+  return decoder.apply();
 }
 
 }  // namespace echoline::worker

@@ -15,9 +15,10 @@ namespace echoline::worker {
 // snapshot may arrive while deltas are decoded. Use from one thread.
 class ArrivingPolicy {
  public:
-  using BeginDelta = std::function<delta::IncomingDelta()>;  // makes a decoder of a delta on the installed policy
-  explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
-      : begin_delta_(std::move(begin_delta)), options_(options) {}
+  // Makes a decoder of a delta on the installed policy.
+  using DeltaDecoderMaker = std::function<delta::IncomingDelta()>;
+  explicit ArrivingPolicy(DeltaDecoderMaker make_delta_decoder, const delta::DecodeOptions& options = {})
+      : make_delta_decoder_(std::move(make_delta_decoder)), options_(options) {}
 
   // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Decodes at most one
   // snapshot and one delta at a time.
@@ -25,19 +26,20 @@ class ArrivingPolicy {
   // Decodes the remaining bytes of `publication` and returns the policy. kCorrupt: the bytes are wrong, or give another
   // policy than announced. Drops parts of other publications, except a newer snapshot when a delta is applied.
   Result<delta::OwnedState> finish_snapshot(const overlay::Publication& publication);
-  // Decodes the rest of the delta and applies it (delta::IncomingDelta::apply). kStale: it needs another base.
-  Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
-                                                      std::optional<Version> installed);
+  // Decodes the remaining bytes of the delta and applies it, see delta::IncomingDelta::apply(). Returns the writes that
+  // turn the installed policy into the new one. kStale: the delta needs another base.
+  Result<std::vector<delta::TensorWrite>> finish_delta(const overlay::Publication& publication,
+                                                       std::optional<Version> installed);
 
  private:
-  template <class Patch>
+  template <class Decoder>
   struct Incoming {
     overlay::PublicationId id;
     Version version;
-    Patch patch;
+    Decoder decoder;
   };
 
-  BeginDelta begin_delta_;
+  DeltaDecoderMaker make_delta_decoder_;
   delta::DecodeOptions options_;
   std::optional<Incoming<delta::IncomingSnapshot>> snapshot_;
   std::optional<Incoming<delta::IncomingDelta>> delta_;

@@ -23,11 +23,11 @@ class Builtin final : public Engine {
   std::size_t sequences_in_progress() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
 
   void submit(Sequence sequence) override {
-    model::Sequence in_batch{
+    model::Sequence batch_sequence{
         .id = sequence.id, .prompt = std::move(sequence.prompt), .sampling = sampling_, .ends = ends_};
-    in_batch.sampling.tokens_max = sequence.tokens_max;
-    in_batch.sampling.seed = sequence.seed;
-    if (Status added = batch_.add(std::move(in_batch)); !added)
+    batch_sequence.sampling.tokens_max = sequence.tokens_max;
+    batch_sequence.sampling.seed = sequence.seed;
+    if (Status added = batch_.add(std::move(batch_sequence)); !added)
       refused_.push_back({sequence.id, std::move(added).error()});
   }
 
@@ -61,7 +61,8 @@ class Builtin final : public Engine {
  private:
   static Outcome to_outcome(model::Ended&& ended) {
     if (!ended.generation) {
-      const bool caused_by_policy = ended.generation.error().code == Code::kCorrupt;  // values that are not finite
+      // kCorrupt means log-probabilities that are not finite, which only the weights can cause.
+      const bool caused_by_policy = ended.generation.error().code == Code::kCorrupt;
       return {.id = ended.id, .response = std::move(ended.generation).error(), .caused_by_policy = caused_by_policy};
     }
     const model::Finish finish = ended.generation->finish;

@@ -20,7 +20,7 @@ struct BuiltinOptions {
   std::string device = "cpu";                       // cpu, cuda or cuda:N
   int threads = 1;                                  // of libtorch and of policy decoding
   std::size_t rows_max = 256;                       // most sequences at once
-  Bytes cache_max{std::uint64_t{4} << 30};          // for their keys and values
+  Bytes cache_max{std::uint64_t{4} << 30};          // memory for the keys and values of the sequences (4 GiB)
   const std::atomic<bool>* policy_waits = nullptr;  // as in EngineHost
 };
 

@@ -17,7 +17,7 @@ Status Installer::install(const overlay::Publication& publication) {
     if (on_device_) ECHO_TRY(on_device_->on_weights_replaced());
     state_ = std::move(snapshot);
   } else {
-    ECHO_ASSIGN(const auto writes, arriving_.apply_delta(publication, version_));
+    ECHO_ASSIGN(const auto writes, arriving_.finish_delta(publication, version_));
     if (const Status loaded = load_changes(writes); !loaded) {
       version_.reset();  // the model may hold some of the changes: only a snapshot helps now
       return loaded;

@@ -25,7 +25,7 @@ namespace echoline::worker {
 namespace {
 
 constexpr int kParentFd = 3;       // file descriptor of the guard's end of the socket to this program
-constexpr int kPollMs = 50;        // between two checks of the engine
+constexpr int kPollMs = 50;        // between two checks of the engine (the child process: an inference server)
 constexpr int kGraceMs = 5000;     // from SIGTERM until SIGKILL
 constexpr int kCannotStart = 127;  // exit status, as in shells
 constexpr int kSignalled = 128;    // plus the signal: exit status of the guard if a signal ended the engine
@@ -38,11 +38,11 @@ struct Launch {
 };
 
 [[noreturn]] void become_engine(const Launch& launch, pid_t guard) {
-  ::setpgid(0, 0);
+  ::setpgid(0, 0);  // a process group of its own, which the guard can signal as a whole
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != guard) ::_exit(kCannotStart);  // the guard died before the line above took effect
   ::dup2(launch.null_device, STDIN_FILENO);
-  ::dup2(STDERR_FILENO, STDOUT_FILENO);
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);  // standard output is this program's own, for its results
   ::close_range(STDERR_FILENO + 1, ~0U, 0);
   ::execve(launch.argv[0], launch.argv.data(), launch.envp.data());
   ::_exit(kCannotStart);
@@ -51,7 +51,7 @@ struct Launch {
 // Runs in the guard process. Waits until the engine ends or this program closes the socket's other end. The kernel
 // closes it even if this program is killed. A byte before the close means that this program ended in order.
 [[noreturn]] void run_guard(const Launch& launch) {
-  ::setpgid(0, 0);
+  ::setpgid(0, 0);  // so that Ctrl-C in the terminal does not reach the guard before it has ended the engine
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
   sigset_t no_signals;
   sigemptyset(&no_signals);
@@ -60,7 +60,7 @@ struct Launch {
   const pid_t engine = ::_Fork();
   if (engine == 0) become_engine(launch, guard_pid);
   if (engine < 0) ::_exit(kCannotStart);
-  ::setpgid(engine, engine);
+  ::setpgid(engine, engine);  // here too, because the engine may not have run its own call yet
   ::dup2(launch.parent_socket, kParentFd);
   ::close_range(kParentFd + 1, ~0U, 0);  // in particular the socket's other end
   int status = 0;
@@ -73,6 +73,7 @@ struct Launch {
       if (ended_pid == engine) engine_runs = false, status = ended_status;
     }
     if (!engine_runs && ::kill(-engine, 0) != 0) break;  // its process group is empty
+    // The shell has ended, but other processes of its group run: they get the same time to end.
     if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
     if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
     pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};  // -1: poll() only waits
@@ -100,9 +101,9 @@ struct Launch {
   ::_exit(WIFSIGNALED(status) ? kSignalled + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
-std::vector<char*> pointers(std::vector<std::string>& strings) {
+std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   std::vector<char*> result;
-  for (std::string& s : strings) result.push_back(s.data());
+  for (std::string& string : strings) result.push_back(string.data());
   result.push_back(nullptr);  // as execve() expects
   return result;
 }
@@ -122,14 +123,14 @@ std::string replace_all(std::string text, std::string_view placeholder, const st
 
 }  // namespace
 
-int free_port() {
+int free_port() {  // the kernel chooses one, because the port to bind to is 0
   const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
-  auto* any_address = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener.get(), any_address, size) != 0 || ::getsockname(listener.get(), any_address, &size) != 0)
+  auto* generic_address = reinterpret_cast<sockaddr*>(&address);
+  if (::bind(listener.get(), generic_address, size) != 0 || ::getsockname(listener.get(), generic_address, &size) != 0)
     return 0;
   return ntohs(address.sin_port);
 }
@@ -143,24 +144,24 @@ std::string server_command(std::string command, const std::filesystem::path& mod
 Result<std::unique_ptr<Child>> Child::start(const std::string& command,
                                             const std::vector<std::pair<std::string, std::string>>& environment,
                                             const std::filesystem::path& remove_after) {
-  std::map<std::string, std::string> merged;
+  std::map<std::string, std::string> variables;  // this process's, replaced and extended by `environment`
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
     if (const auto equals = text.find('='); equals != std::string_view::npos)
-      merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
+      variables[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  for (const auto& [name, value] : environment) merged[name] = value;
+  for (const auto& [name, value] : environment) variables[name] = value;
   std::vector<std::string> argv{"/bin/sh", "-c", command}, remove{"/bin/rm", "-rf", "--", remove_after.string()}, envp;
-  for (const auto& [name, value] : merged) envp.push_back(name + "=" + value);
+  for (const auto& [name, value] : variables) envp.push_back(name + "=" + value);
   int socket_ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, socket_ends) != 0)
     return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
-  Launch launch{.argv = pointers(argv),
-                .envp = pointers(envp),
+  Launch launch{.argv = pointers_to(argv),
+                .envp = pointers_to(envp),
                 .remove_argv = {},
                 .parent_socket = socket_ends[0],
                 .null_device = ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-  if (!remove_after.empty()) launch.remove_argv = pointers(remove);
+  if (!remove_after.empty()) launch.remove_argv = pointers_to(remove);
   const pid_t pid = ::fork();
   if (pid == 0) run_guard(launch);
   const int fork_errno = errno;

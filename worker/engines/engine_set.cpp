@@ -12,12 +12,12 @@ namespace {
 
 using EngineState = FolderEngine::State;
 
-// advance() waits for one engine at a time, so an answer to another may lie this long.
-constexpr Duration kAwaitOne = std::chrono::milliseconds(2);
+// advance() waits this long for one engine. An answer of another engine lies unread meanwhile, so it is short.
+constexpr Duration kAwaitOneEngine = std::chrono::milliseconds(2);
 
 }  // namespace
 
-// At the same time, because a server may take seconds to end.
+// Ends the servers at the same time, because each may take seconds.
 EngineSet::~EngineSet() {
   for_each_parallel(engines_.size(), static_cast<unsigned>(engines_.size()),
                     [this](unsigned, std::size_t i) { engines_[i].reset(); });
@@ -30,18 +30,19 @@ std::size_t EngineSet::capacity() const {
   return sum;
 }
 
-std::ptrdiff_t EngineSet::room(const FolderEngine& engine) const {
+std::ptrdiff_t EngineSet::free_places(const FolderEngine& engine) const {
   return static_cast<std::ptrdiff_t>(engine.capacity()) - static_cast<std::ptrdiff_t>(engine.sequences_in_progress());
 }
 
-// The ready engine with the most room; if none is ready, the one with the most room that is not broken. Equal prompts
-// that come together stay together while there is room, because an engine reads them once.
+// Returns the ready engine with the most free places; if none is ready, the one with the most that is not broken. Equal
+// prompts that come together stay together while places are free, because an engine reads them only once.
 std::size_t EngineSet::choose_engine(const Sequence& sequence) const {
-  const FolderEngine& last = *engines_[last_assigned_];
-  if (last.state() == EngineState::kReady && room(last) > 0 && sequence.prompt == last_prompt_) return last_assigned_;
+  const FolderEngine& last = *engines_[last_engine_];
+  if (last.state() == EngineState::kReady && free_places(last) > 0 && sequence.prompt == last_prompt_)
+    return last_engine_;
   const auto rank = [this](std::size_t i) {
     const EngineState state = engines_[i]->state();
-    return std::tuple(state == EngineState::kReady, state != EngineState::kBroken, room(*engines_[i]));
+    return std::tuple(state == EngineState::kReady, state != EngineState::kBroken, free_places(*engines_[i]));
   };
   std::size_t best = 0;
   for (std::size_t i = 1; i < engines_.size(); ++i)
@@ -50,10 +51,10 @@ std::size_t EngineSet::choose_engine(const Sequence& sequence) const {
 }
 
 void EngineSet::assign(Sequence sequence) {
-  last_assigned_ = choose_engine(sequence);
+  last_engine_ = choose_engine(sequence);
   last_prompt_ = sequence.prompt;
-  assigned_[sequence.id] = {last_assigned_, sequence};
-  engines_[last_assigned_]->submit(std::move(sequence));
+  assigned_[sequence.id] = {last_engine_, sequence};
+  engines_[last_engine_]->submit(std::move(sequence));
 }
 
 void EngineSet::submit(Sequence sequence) { assign(std::move(sequence)); }
@@ -65,14 +66,14 @@ std::vector<Outcome> EngineSet::poll(Duration time) {
     for (const auto& engine : engines_)
       for (Outcome& outcome : engine->poll(Duration{}))
         if (assigned_.erase(outcome.id) > 0) outcomes.push_back(std::move(outcome));
-    reassign_of_broken();
+    reassign_sequences_of_broken();
     const bool is_over = !outcomes.empty() || assigned_.empty() || clock_.now() >= end;
     if (is_over || !status() || (host_.policy_waits && *host_.policy_waits)) return outcomes;
     advance();
   }
 }
 
-void EngineSet::reassign_of_broken() {
+void EngineSet::reassign_sequences_of_broken() {
   if (!status()) return;
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     FolderEngine& engine = *engines_[i];
@@ -104,10 +105,10 @@ std::uint64_t EngineSet::progress() const {
 
 void EngineSet::advance() {
   for (const auto& engine : engines_) engine->advance(Duration{});
-  // A broken engine would not wait.
+  // Skips broken engines, because their advance() would return at once.
   for (std::size_t i = 0; i < engines_.size(); ++i) {
-    FolderEngine& engine = *engines_[next_awaited_++ % engines_.size()];
-    if (engine.state() != EngineState::kBroken) return engine.advance(kAwaitOne);
+    FolderEngine& engine = *engines_[next_awaited_engine_++ % engines_.size()];
+    if (engine.state() != EngineState::kBroken) return engine.advance(kAwaitOneEngine);
   }
 }
 
@@ -125,7 +126,7 @@ Status EngineSet::install(const overlay::Publication& publication) {
   const auto has_any = [this](EngineState state) {
     return std::ranges::any_of(engines_, [state](const auto& engine) { return engine->state() == state; });
   };
-  // An engine that has restarted reads the folder.
+  // An engine that is loading reads the folder: its files must not change before that has ended.
   ECHO_TRY(advance_until([&] { return !has_any(EngineState::kLoading); }));
   for (const auto& engine : engines_) engine->release_folder();
   ECHO_TRY(folder_->install(publication));
@@ -137,7 +138,7 @@ Status EngineSet::install(const overlay::Publication& publication) {
   });
 }
 
-const Engine& EngineSet::oldest_engine() const {
+const Engine& EngineSet::engine_with_oldest_policy() const {
   const auto rank = [](const FolderEngine& engine) {
     return std::tuple(engine.state() != EngineState::kReady, !engine.version(), engine.version());
   };

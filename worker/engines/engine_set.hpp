@@ -33,9 +33,9 @@ class EngineSet final : public Engine {
 
   void decode_part(const overlay::PublicationPart& part) override { folder_->decode_part(part); }
   Status install(const overlay::Publication& publication) override;
-  // Those of the ready engine with the oldest version.
-  std::optional<Version> version() const override { return oldest_engine().version(); }
-  const overlay::Digest& digest() const override { return oldest_engine().digest(); }
+  // Version and digest of the ready engine with the oldest version.
+  std::optional<Version> version() const override { return engine_with_oldest_policy().version(); }
+  const overlay::Digest& digest() const override { return engine_with_oldest_policy().digest(); }
   bool can_take_work() const override;
   Status status() const override;  // that of the first engine, if all are broken
 
@@ -45,12 +45,12 @@ class EngineSet final : public Engine {
     Sequence sequence;
   };
 
-  const Engine& oldest_engine() const;
+  const Engine& engine_with_oldest_policy() const;
   std::size_t choose_engine(const Sequence& sequence) const;
-  // Free places of an engine; negative if it has more sequences than it computes at once.
-  std::ptrdiff_t room(const FolderEngine& engine) const;
+  // Sequences that the engine can still compute at once; negative if it has more than it can.
+  std::ptrdiff_t free_places(const FolderEngine& engine) const;
   void assign(Sequence sequence);
-  void reassign_of_broken();
+  void reassign_sequences_of_broken();
   // Advances all engines. Waits for the answers to one of them, another in each call.
   void advance();
   // Advances all engines until `is_over` returns true. kCancelled: the worker was asked to stop.
@@ -61,9 +61,9 @@ class EngineSet final : public Engine {
   const EngineHost host_;
   const SystemClock clock_;
   std::map<std::uint64_t, Assigned> assigned_;  // by the sequence's id
-  std::size_t last_assigned_ = 0;               // index of the engine that got the last sequence
+  std::size_t last_engine_ = 0;                 // index of the engine that got the last sequence
   std::vector<model::Token> last_prompt_;       // of that sequence
-  std::size_t next_awaited_ = 0;                // index of the engine for which advance() waits next
+  std::size_t next_awaited_engine_ = 0;         // index of the engine for which advance() waits next
 };
 
 }  // namespace echoline::worker

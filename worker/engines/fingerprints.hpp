@@ -21,7 +21,7 @@ class ProbeNoise {
 
   // Records the distance of two answers under the same weights. Twice the largest distance becomes the bound.
   void record_distance(double distance) { bound_ = std::max(bound_.value_or(0), 2 * distance); }
-  // The noise to assume if only one answer is judged. Absent: no distance was recorded, so two answers are needed.
+  // The noise to assume when a single answer is judged. Absent: no distance was recorded, so two answers are needed.
   // `usual_distance`: Truth::usual_distance(); answers may differ that much while the server computes other requests.
   std::optional<double> bound(double usual_distance) const {
     if (!bound_) return std::nullopt;
@@ -38,7 +38,8 @@ class Fingerprints {
  public:
   using Values = std::vector<double>;              // nats
   static constexpr std::size_t kPoliciesMax = 16;  // number of policies whose answers are kept
-  static constexpr double kSameMax = 0.1;          // nats per token, mean; kernels differ between processes
+  // Mean nats per token. Answers of one policy may differ this much, because kernels differ between server processes.
+  static constexpr double kSameMax = 0.1;
 
   enum class Verdict {
     kNew,    // the policy has no earlier answer, and this one differs from those of all others
@@ -52,12 +53,13 @@ class Fingerprints {
     double own_distance = -1;  // negative: there is no earlier answer of this policy
     double nearest_other = std::numeric_limits<double>::infinity();
     for (const auto& [earlier_digest, earlier_values] : answers_) {
-      const double difference = distance(earlier_values, values);
+      const double earlier_distance = distance(earlier_values, values);
       if (earlier_digest == digest)
-        own_distance = difference;
+        own_distance = earlier_distance;
       else
-        nearest_other = std::min(nearest_other, difference);
+        nearest_other = std::min(nearest_other, earlier_distance);
     }
+    // For the same policy, the answer must also be nearer to its own earlier one than to those of other policies.
     if (own_distance >= 0)
       return own_distance <= std::max(noise, kSameMax) && own_distance <= std::max(noise, nearest_other)
                  ? Verdict::kSame

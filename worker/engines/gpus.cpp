@@ -34,8 +34,8 @@ std::vector<std::string> find_gpus(const char* visible, const std::filesystem::p
     return gpus;
   }
   // In a container, the numbers of device files are those of the host, and CUDA counts its GPUs from 0.
-  std::error_code ec;
-  for (std::filesystem::directory_iterator it(device_folder, ec), end; !ec && it != end; it.increment(ec))
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(device_folder, error), end; !error && it != end; it.increment(error))
     if (is_gpu_device(it->path().filename().string())) gpus.push_back(std::to_string(gpus.size()));
   return gpus;
 }
@@ -53,10 +53,11 @@ Result<std::vector<std::string>> distribute_gpus(const std::vector<std::string>&
                 count, count == 1 ? "" : "s", gpus_per_engine, count == 1 ? "s" : "", count * gpus_per_engine,
                 gpus.size(), gpus.empty() ? "" : fmt::format(" ({})", fmt::join(gpus, ",")), kVisibleGpusVariable);
   if (count == 1) return std::vector<std::string>{""};
-  std::vector<std::string> shares;
+  std::vector<std::string> gpu_lists;
   for (std::size_t i = 0; i < count; ++i)
-    shares.push_back(fmt::format("{}", fmt::join(std::span(gpus).subspan(i * gpus_per_engine, gpus_per_engine), ",")));
-  return shares;
+    gpu_lists.push_back(
+        fmt::format("{}", fmt::join(std::span(gpus).subspan(i * gpus_per_engine, gpus_per_engine), ",")));
+  return gpu_lists;
 }
 
 }  // namespace echoline::worker

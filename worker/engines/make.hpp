@@ -26,9 +26,9 @@ struct EngineOptions {
   std::string device = "cpu";      // cpu, cuda or cuda:N
   std::optional<Bytes> cache_max;  // for keys and values; absent: BuiltinOptions::cache_max
 
-  // A server as engine: exactly one of the two is set. `command`: a shell command that starts a server; in it, {model},
-  // {port} and {gpus} stand for the policy's folder, the port to listen on and gpus_per_engine. `url`: the address of a
-  // running server that reads the folder.
+  // For a server as engine, exactly one of `command` and `url` is set. `command`: a shell command that starts a server;
+  // in it, {model}, {port} and {gpus} stand for the policy's folder, the port to listen on and gpus_per_engine. `url`:
+  // the address of a running server that reads the folder.
   std::string command, url;
   std::size_t gpus_per_engine = 1;     // of a server that this worker starts
   std::optional<std::size_t> engines;  // number of servers to start; absent: GPUs of the machine / gpus_per_engine
@@ -38,7 +38,8 @@ struct EngineOptions {
   // Timeout of a call that only pauses or resumes. If the engine behind a live server is dead, such a call may never
   // return.
   Duration control_timeout = std::chrono::seconds(30);
-  Duration first_retry_delay = std::chrono::milliseconds(250);  // doubles with every attempt
+  // Before a failed call to a server is repeated; doubles with every failure.
+  Duration first_retry_delay = std::chrono::milliseconds(250);
 };
 
 // The number of threads that the options ask for, at least 1.

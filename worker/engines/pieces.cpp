@@ -9,7 +9,7 @@
 namespace echoline::worker {
 namespace {
 
-constexpr double kLogprobSlack = 1e-3;  // nats; rounding may give a log-probability up to this much above 0
+constexpr double kLogprobMax = 1e-3;  // nats; rounding may give a log-probability this much above 0
 
 }  // namespace
 
@@ -23,7 +23,7 @@ Status append_sampled(const Task& task, const SampleRequest& sample_request, con
     return corrupt(fmt::format("{} tokens, {} were asked for", count, sample_request.tokens_max));
   for (std::size_t i = 0; i < count; ++i) {
     const double logprob = sampled.logprobs[i];
-    if (!std::isfinite(logprob) || logprob > kLogprobSlack)
+    if (!std::isfinite(logprob) || logprob > kLogprobMax)
       return corrupt(fmt::format("log-probability {} of token {}", logprob, i));
     if (sampled.tokens[i] < 0 || sampled.tokens[i] >= task.model.vocab_size)
       return corrupt(fmt::format("token {}, the vocabulary ends at {}", sampled.tokens[i], task.model.vocab_size - 1));
@@ -40,10 +40,10 @@ Status append_sampled(const Task& task, const SampleRequest& sample_request, con
     return corrupt(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
                                sample_request.tokens_max));
   if (count == 0) return ok();
-  const std::size_t before = response.tokens.size();
+  const std::size_t tokens_before = response.tokens.size();
   response.tokens.insert(response.tokens.end(), sampled.tokens.begin(), sampled.tokens.end());
   for (const double logprob : sampled.logprobs) response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
-  if (const auto end = task.phrasing->response_end(response.tokens, before)) {
+  if (const auto end = task.phrasing->response_end(response.tokens, tokens_before)) {
     response.ended = true;
     response.tokens.resize(*end);  // servers may notice a stop string some tokens late
     response.logprobs.resize(*end);
@@ -51,8 +51,8 @@ Status append_sampled(const Task& task, const SampleRequest& sample_request, con
   std::vector<Span>& spans = response.spans;
   for (const Span& span : versions) {
     const std::size_t begin = spans.empty() ? 0 : spans.back().end;
-    const std::size_t end = std::min(before + span.end, response.tokens.size());
-    if (end <= begin) continue;
+    const std::size_t end = std::min(tokens_before + span.end, response.tokens.size());
+    if (end <= begin) continue;  // all its tokens were cut off above
     if (spans.empty() || spans.back().version != span.version) spans.push_back({span.version, 0});
     spans.back().end = end;
   }

@@ -23,35 +23,35 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "policy folder";
-constexpr const char* kLock = ".echoline-worker";  // file in the folder, locked while a worker uses it
+constexpr const char* kLockFile = ".echoline-worker";  // file in the folder, locked while a worker uses it
 // Names of folders: prefixes of a folder before it is locked and after that, and the subfolders of an arriving snapshot
 // and adapter.
-constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-", *kArriving = ".arriving",
-                     *kArrivingAdapter = ".arriving-adapter";
+constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-",
+                     *kArrivingFolder = ".arriving", *kArrivingAdapterFolder = ".arriving-adapter";
 constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // the names of all B matrices of an adapter end so
-constexpr int kFoldersMax = 1000;
-constexpr std::uint64_t kOtherBytes = 16 << 20;  // space for headers and other files
+constexpr int kFoldersMax = 1000;  // most folders beside each other, to end the search for a free number
+constexpr std::uint64_t kReservedBytes = 16 << 20;  // space for headers and other files
 
 // Takes an exclusive lock on the folder, held while the descriptor is open. Null if another process has it.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create_file) {
   auto lock = std::make_unique<Descriptor>(
-      ::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create_file ? O_CREAT : 0), 0600));
+      ::open((folder / kLockFile).c_str(), O_RDWR | O_CLOEXEC | (create_file ? O_CREAT : 0), 0600));
   if (lock->get() < 0 || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return nullptr;
   return lock;
 }
 
 void remove_content(const fs::path& folder) {
-  std::error_code ec;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (it->path().filename() != kLock) fs::remove_all(it->path(), ignored);
+    if (it->path().filename() != kLockFile) fs::remove_all(it->path(), ignored);
   }
 }
 
-// Removes the folders of killed workers, which no process locks any more.
+// Removes the folders that killed workers have left, found by their names and by the lock that no process holds.
 void remove_unlocked_folders(const fs::path& memory_folder) {
-  std::error_code ec;
-  for (fs::directory_iterator it(memory_folder, ec), end; !ec && it != end; it.increment(ec)) {
+  std::error_code error;
+  for (fs::directory_iterator it(memory_folder, error), end; !error && it != end; it.increment(error)) {
     if (!it->path().filename().string().starts_with(kPrefix)) continue;
     const auto lock = take_lock(it->path(), /*create_file=*/false);
     if (!lock) continue;
@@ -63,20 +63,30 @@ void remove_unlocked_folders(const fs::path& memory_folder) {
 
 }  // namespace
 
+fs::path first_large_folder(const std::vector<fs::path>& folders, Bytes bytes) {
+  for (const fs::path& folder : folders) {
+    struct statvfs file_system {};
+    if (::statvfs(folder.c_str(), &file_system) == 0 &&
+        static_cast<std::uint64_t>(file_system.f_blocks) * file_system.f_frsize >= bytes.count + kReservedBytes)
+      return folder;
+  }
+  return folders.front();
+}
+
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
                                                          const fs::path& chosen_path, const fs::path& memory_folder,
                                                          unsigned threads, std::optional<RepeatedTensor> repeated,
                                                          std::string adapter_config) {
   std::unique_ptr<PolicyFolder> policy_folder(
       new PolicyFolder(threads, std::move(repeated), std::move(adapter_config)));
-  std::error_code ec;
+  std::error_code error;
   if (chosen_path.empty()) {
     remove_unlocked_folders(memory_folder);
     std::string unfinished_path = fmt::format("{}/{}XXXXXX", memory_folder.string(), kUnfinishedPrefix);
     if (::mkdtemp(unfinished_path.data()) == nullptr) return os_error(kOperation, memory_folder);
     policy_folder->lock_ = take_lock(unfinished_path, /*create_file=*/true);
     if (!policy_folder->lock_) {
-      fs::remove_all(unfinished_path, ec);
+      fs::remove_all(unfinished_path, error);
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory_folder.string());
     }
     // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
@@ -84,10 +94,10 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
     // names. The rename fails if that name exists, because that folder contains at least its lock.
     for (int number = 1;; ++number) {
       policy_folder->path_ = memory_folder / fmt::format("{}{}", kPrefix, number);
-      fs::rename(unfinished_path, policy_folder->path_, ec);
-      if (!ec) break;
+      fs::rename(unfinished_path, policy_folder->path_, error);
+      if (!error) break;
       if (number == kFoldersMax) {
-        fs::remove_all(unfinished_path, ec);
+        fs::remove_all(unfinished_path, error);
         return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory_folder.string(), kFoldersMax);
       }
     }
@@ -95,7 +105,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
   } else {
     policy_folder->path_ = fs::absolute(chosen_path);
     ECHO_TRY(make_folders(policy_folder->path_));
-    if (!fs::is_empty(policy_folder->path_, ec) && !fs::exists(policy_folder->path_ / kLock, ec)) {
+    if (!fs::is_empty(policy_folder->path_, error) && !fs::exists(policy_folder->path_ / kLockFile, error)) {
       const fs::path refused_path =
           std::exchange(policy_folder->path_, {});  // the destructor must not empty the folder
       return fail(Code::kInvalid, kOperation,
@@ -117,9 +127,9 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
 PolicyFolder::~PolicyFolder() {
   if (path_.empty()) return;
   remove_content(path_);
-  std::error_code ec;
-  fs::remove(path_ / kLock, ec);
-  fs::remove(path_, ec);  // fails for a mount point, which stays
+  std::error_code ignored;
+  fs::remove(path_ / kLockFile, ignored);
+  fs::remove(path_, ignored);  // fails for a mount point, which stays
 }
 
 void PolicyFolder::decode_part(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
@@ -129,7 +139,7 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   if (!publication.base) {
     ECHO_TRY(install_snapshot(publication));
   } else {
-    ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
+    ECHO_ASSIGN(const auto written, arriving_.finish_delta(publication, version_));
     ECHO_TRY(check_base_unchanged(written));
     version_.reset();  // the files hold no version until all is written
     for (const delta::TensorWrite& tensor_write : written) apply_write(tensor_write);
@@ -147,18 +157,18 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   if (!state) {
     arriving_weights_.reset();
     std::error_code ignored;
-    fs::remove_all(path_ / kArriving, ignored);
+    fs::remove_all(path_ / kArrivingFolder, ignored);
     return std::move(state).error();
   }
   const delta::StateView tensors = state->view();
-  const bool is_in_new_files =  // make_state() has made files for this snapshot
+  const bool is_in_new_files =  // make_state() has created files for this snapshot, and it was decoded into them
       arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data();
   if (is_in_new_files) {
     version_.reset();
     return publish_files();
   }
   if (!delta::check_same_tensors(weights_->policy, tensors)) {
-    // Another policy was installed after this snapshot began to arrive.
+    // Other tensors were installed after this snapshot began to arrive, so its memory was made for the wrong ones.
     ECHO_ASSIGN(arriving_weights_, create_files(tensors));
     for (std::size_t i = 0; i < tensors.size(); ++i)
       std::copy(tensors[i].bytes.begin(), tensors[i].bytes.end(), arriving_weights_->memory[i].begin());
@@ -195,7 +205,7 @@ Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layou
 
 Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
   // The files hold the policy's tensors and the repeated one. An adapter's tensors stay in memory instead.
-  std::uint64_t total_bytes = 0, largest_bytes = 1;
+  std::uint64_t total_bytes = 0, largest_bytes = 1;  // not 0, because mmap() refuses that
   delta::StateView file_tensors, adapter;
   std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(file_tensors),
                               [this](const delta::TensorView& tensor) { return is_of_adapter(tensor); });
@@ -221,9 +231,9 @@ Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const 
   const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
   for (std::size_t i = 0; i < file_tensors.size(); ++i)
     file_tensors[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
-  const fs::path folder = path_ / kArriving;
-  std::error_code ec;
-  fs::remove_all(folder, ec);
+  const fs::path folder = path_ / kArrivingFolder;
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);  // what an interrupted installation has left
   ECHO_TRY(delta::write_checkpoint(folder, file_tensors));
 
   auto weights = std::make_shared<Weights>();
@@ -232,20 +242,20 @@ Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const 
     ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(checkpoint.file_path(i), "install policy"));
     weights->files.push_back(std::move(file));
   }
-  std::map<std::string, std::span<std::byte>> memory_of;
+  std::map<std::string, std::span<std::byte>> memory_by_name;
   for (std::size_t i = 0; i < checkpoint.view().size(); ++i) {
     const delta::TensorView& tensor = checkpoint.view()[i];
     const auto [file, first_byte] = checkpoint.place(i);
-    memory_of[tensor.name] = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
+    memory_by_name[tensor.name] = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
   }
-  if (repeated_) weights->repeated_memory = memory_of[repeated_->copy_name];
+  if (repeated_) weights->repeated_memory = memory_by_name[repeated_->copy_name];
   ECHO_ASSIGN(weights->adapter, delta::OwnedState::empty_like(adapter));
   for (std::size_t i = 0; i < weights->adapter.size(); ++i)
-    memory_of[weights->adapter.name(i)] = weights->adapter.mutable_bytes(i);
+    memory_by_name[weights->adapter.name(i)] = weights->adapter.mutable_bytes(i);
   for (delta::TensorView tensor : layout) {
     if (repeated_ && tensor.name == repeated_->source_name) weights->repeated_index = weights->policy.size();
-    tensor.bytes = memory_of.at(tensor.name);
-    weights->memory.push_back(memory_of.at(tensor.name));
+    tensor.bytes = memory_by_name.at(tensor.name);
+    weights->memory.push_back(memory_by_name.at(tensor.name));
     weights->policy.push_back(std::move(tensor));
   }
   return weights;
@@ -257,32 +267,33 @@ Status PolicyFolder::publish_files() {
     const std::span<const std::byte> original = weights.memory[*weights.repeated_index];
     std::copy(original.begin(), original.end(), weights.repeated_memory.begin());
   }
-  std::error_code ec;
-  std::vector<fs::path> old_files;
-  for (fs::directory_iterator it(path_, ec), end; !ec && it != end; it.increment(ec))
+  std::error_code error;
+  std::vector<fs::path> old_files;  // collected first, because removals during the iteration may disturb it
+  for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error))
     if (it->path().extension() == ".safetensors" || it->path().filename() == delta::kCheckpointIndexName)
       old_files.push_back(it->path());
   for (const fs::path& file : old_files) {
     std::error_code ignored;
     fs::remove(file, ignored);
   }
-  std::set<fs::path> new_files;  // ordered by name, so the index, if there is one, is the last
-  for (fs::directory_iterator it(path_ / kArriving, ec), end; !ec && it != end; it.increment(ec))
+  // Ordered by name, so the index, if there is one, is moved last: when it appears, all files that it names are there.
+  std::set<fs::path> new_files;
+  for (fs::directory_iterator it(path_ / kArrivingFolder, error), end; !error && it != end; it.increment(error))
     new_files.insert(it->path());
   for (const fs::path& file : new_files) {
-    if (!ec) fs::rename(file, path_ / file.filename(), ec);
-    if (ec) return fail(Code::kIo, "install policy", "{}: {}", file.string(), ec.message());
+    if (!error) fs::rename(file, path_ / file.filename(), error);
+    if (error) return fail(Code::kIo, "install policy", "{}: {}", file.string(), error.message());
   }
-  fs::remove(path_ / kArriving, ec);
+  fs::remove(path_ / kArrivingFolder, error);
   weights_ = std::exchange(arriving_weights_, nullptr);
-  changed_in_.assign(weights_->policy.size(), revision_);
+  last_change_.assign(weights_->policy.size(), revision_);
   return ok();
 }
 
 std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) const {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < weights_->policy.size(); ++i) {
-    if (changed_in_[i] <= since) continue;
+    if (last_change_[i] <= since) continue;
     names.push_back(weights_->policy[i].name);
     if (weights_->repeated_index == i) names.push_back(repeated_->copy_name);
   }
@@ -290,7 +301,7 @@ std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) cons
 }
 
 void PolicyFolder::apply_write(const delta::TensorWrite& write) {
-  if (write.whole || !write.positions.empty()) changed_in_[write.tensor] = revision_;
+  if (write.whole || !write.positions.empty()) last_change_[write.tensor] = revision_;
   write.write_to(weights_->memory[write.tensor].subspan(write.first_byte, write.byte_count));
   if (write.tensor == weights_->repeated_index)
     write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
@@ -326,16 +337,16 @@ bool PolicyFolder::adapter_is_zero() const {
 
 Result<fs::path> PolicyFolder::write_adapter(const std::string& name, const void* user) {
   adapter_users_[name].insert(user);
-  const fs::path folder = path_ / name, arriving = path_ / kArrivingAdapter;
-  std::error_code ec;
-  if (fs::exists(folder, ec)) return folder;
-  fs::remove_all(arriving, ec);
+  const fs::path folder = path_ / name, arriving = path_ / kArrivingAdapterFolder;
+  std::error_code error;
+  if (fs::exists(folder, error)) return folder;
+  fs::remove_all(arriving, error);
   ECHO_TRY(check_free_space(weights_->adapter.total_bytes()));
   ECHO_TRY(make_folders(arriving));
   ECHO_TRY(delta::write_safetensors(arriving / delta::kAdapterFileName, weights_->adapter.view(), {{"format", "pt"}}));
   ECHO_TRY(write_file_atomic(arriving / model::kAdapterConfigFile, adapter_config_));
-  fs::rename(arriving, folder, ec);
-  if (ec) return fail(Code::kIo, "install policy", "{}: {}", folder.string(), ec.message());
+  fs::rename(arriving, folder, error);
+  if (error) return fail(Code::kIo, "install policy", "{}: {}", folder.string(), error.message());
   return folder;
 }
 
@@ -352,7 +363,7 @@ Status PolicyFolder::check_free_space(std::uint64_t bytes) const {
   struct statvfs file_system {};
   if (::statvfs(path_.c_str(), &file_system) != 0) return os_error(kOperation, path_);
   const std::uint64_t free_bytes = static_cast<std::uint64_t>(file_system.f_bavail) * file_system.f_frsize;
-  if (free_bytes >= bytes + kOtherBytes) return ok();
+  if (free_bytes >= bytes + kReservedBytes) return ok();
   return fail(Code::kExhausted, "install policy",
               "the policy has {} and {} has room for {}: give it more (`--shm-size` of a container, `mount -o "
               "remount,size=...`), or name a folder elsewhere with --engine-folder",

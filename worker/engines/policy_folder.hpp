@@ -21,6 +21,13 @@ namespace echoline::worker {
 // Folders are made here if the user has not chosen one.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
+// Used instead if kMemoryFolder is smaller than the policy: a container's may have 64 MB, and some services allow no
+// other size.
+inline constexpr const char* kDiskFolder = "/var/tmp";
+
+// Returns the first of the folders whose file system can hold `bytes` when it is empty; the first folder if none can.
+std::filesystem::path first_large_folder(const std::vector<std::filesystem::path>& folders, Bytes bytes);
+
 // The files contain the policy's tensor `source_name` a second time, as `copy_name`, because the server needs an output
 // head that is tied to the embedding as a tensor of its own.
 struct RepeatedTensor {
@@ -106,7 +113,7 @@ class PolicyFolder {
   std::unique_ptr<Descriptor> lock_;
   std::shared_ptr<Weights> weights_ = std::make_shared<Weights>();  // of the installed policy
   std::shared_ptr<Weights> arriving_weights_;                       // of a snapshot that replaces them; may be null
-  std::vector<std::uint64_t> changed_in_;                           // by tensor: the revision that wrote it last
+  std::vector<std::uint64_t> last_change_;                          // by tensor: the revision that wrote it last
   std::uint64_t revision_ = 0;
   std::map<std::string, std::set<const void*>> adapter_users_;  // by name of the subfolder
   std::optional<Version> version_;

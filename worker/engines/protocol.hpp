@@ -73,12 +73,13 @@ struct Handover {
 // Limits of the adapters (LoRA) that the server takes.
 struct AdapterLimits {
   std::size_t at_once = 1;  // different adapters in one batch
-  // Absent: the server does not say, or takes all.
+  // The next two are absent if the server does not report them, or takes all.
   std::optional<std::int64_t> rank;                 // the highest rank
-  std::optional<std::vector<std::string>> modules;  // that it applies adapters to; it ignores matrices for others
+  std::optional<std::vector<std::string>> modules;  // the modules that it applies adapters to; it ignores all others
 };
 
-// Parses answers defensively. The error kCorrupt names the expected and the found value.
+// Forms the calls of one kind of server, and parses its answers defensively: the error kCorrupt names the expected and
+// the found value.
 class Protocol {
  public:
   virtual ~Protocol() = default;

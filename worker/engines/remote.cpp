@@ -26,7 +26,7 @@
 namespace echoline::worker {
 namespace {
 
-constexpr std::string_view kOperation = "engine";
+constexpr std::string_view kEngineOperation = "engine";  // the operation in errors
 // A request asks for at most this many tokens, because a broken connection loses them, and they count as progress only
 // when the answer comes.
 constexpr std::int64_t kTokensPerRequestMax = 512;
@@ -47,8 +47,8 @@ constexpr Duration kWaitLogDelay = std::chrono::seconds(10), kWaitLogInterval = 
 // It cannot wait for all, because a request that reached the server during the pause is not answered.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
-constexpr Duration kNoTimeout = std::chrono::hours(24);
-constexpr std::size_t kAnswerBytesMax = 64u << 20;
+constexpr Duration kNoTimeout = std::chrono::hours(24);  // process_events() limits the wait for responses instead
+constexpr std::size_t kAnswerBytesMax = 64u << 20;       // of a body; 64 MiB
 constexpr double kSpreadMin = 0.05;  // nats; smaller differences of two spreads say nothing about the temperature
 
 class Remote final : public FolderEngine {
@@ -111,17 +111,17 @@ class Remote final : public FolderEngine {
     return status();
   }
   void release_folder() override {
-    if (phase_.is(kWaking) && starts_server())
+    if (phase_.is(kWaking) && starts_server())  // a restart would cost more than to load the policy once more later
       server_.read_changing_files = !folder_->has_adapter();  // the files of an adapter's base do not change
     else if (phase_.awaits_health_check() || phase_.is(kLoading))
       reset_server();
   }
   void begin_load(const overlay::Publication& publication) override {
     schema::PolicyNote note;
-    if (!note.ParseFromString(publication.note)) note.Clear();
+    if (!note.ParseFromString(publication.note)) note.Clear();  // the note only helps the check of the weights
     proof_.learner_logprobs.assign(note.probe_logprobs().begin(), note.probe_logprobs().end());
     if (!publication.activate) return;  // a newer policy waits, so the server need not load this one
-    if (phase_.is(kReady) && held_.version && folder_->digest() == held_.digest)
+    if (phase_.is(kReady) && policy_.version && folder_->digest() == policy_.digest)
       announce_version();
     else if (phase_.is(kReady))
       load(WeightsSource::kLoaded);
@@ -134,8 +134,8 @@ class Remote final : public FolderEngine {
     if (phase_.is(kLoading)) return State::kLoading;
     return phase_.is(kBroken) ? State::kBroken : State::kStarting;
   }
-  std::optional<Version> version() const override { return held_.version; }
-  const overlay::Digest& digest() const override { return held_.digest; }
+  std::optional<Version> version() const override { return policy_.version; }
+  const overlay::Digest& digest() const override { return policy_.digest; }
   bool can_take_work() const override { return phase_.is(kReady) || phase_.is(kLoading); }
   Status status() const override {
     if (phase_.error()) return *phase_.error();
@@ -173,13 +173,14 @@ class Remote final : public FolderEngine {
     if (phase_.is(kDown) && now >= attempts_.next_attempt) start_attempt(now);
     if (phase_.awaits_health_check()) check_health(now);
     if (phase_.is(kLoading)) advance_script(now);
-    if (phase_.is(kReady) || (phase_.is(kLoading) && script_.draws_go_on)) send_queued(now);
+    if (phase_.is(kReady) || (phase_.is(kLoading) && script_.sampling_continues)) send_queued(now);
     if (phase_.is(kReady) && !in_flight_.empty() && now - last_answer_at_ > options_.patience)
       return on_server_lost(fmt::format("no answer for {}", to_text(options_.patience)));
+    // A wait for the server counts as progress, so that the learner does not take the leases back meanwhile.
     if (!phase_.is(kReady) && now - last_wait_step_at_ > std::chrono::seconds(1)) ++progress_, last_wait_step_at_ = now;
     for (const HttpAnswer& answer : http_.poll(wait)) {
       if (answer.request == script_.request) {
-        script_.request = 0;
+        script_.request = 0;  // before the calls below, which may send the next request
         if (phase_.awaits_health_check())
           on_health_answer(answer);
         else
@@ -227,11 +228,11 @@ class Remote final : public FolderEngine {
   void check_health(TimePoint now) {
     if (now >= attempts_.deadline)
       return fail_attempt(
-          fmt::format("it was not ready within {}: {}", to_text(options_.patience), attempts_.last_health));
+          fmt::format("it was not ready within {}: {}", to_text(options_.patience), attempts_.last_health_answer));
     if (now >= attempts_.next_log) {
       log::info("waits for {} at {} since {} s, at most {}: {}", protocol_->name(), url_,
                 std::chrono::duration_cast<std::chrono::seconds>(now - attempts_.wait_begun).count(),
-                to_text(options_.patience), attempts_.last_health);
+                to_text(options_.patience), attempts_.last_health_answer);
       attempts_.next_log = now + kWaitLogInterval;
     }
     if (script_.request != 0 || now < attempts_.next_health_check) return;
@@ -240,12 +241,12 @@ class Remote final : public FolderEngine {
   }
 
   void on_health_answer(const HttpAnswer& answer) {
-    attempts_.last_health =
+    attempts_.last_health_answer =
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
     if (answer.status != 200) return;
     if (!phase_.is(kSuspected)) {
-      const bool is_of_folder = starts_server() && !server_.read_changing_files;
-      return load(is_of_folder ? WeightsSource::kStarted : WeightsSource::kLoaded);
+      const bool has_read_folder = starts_server() && !server_.read_changing_files;
+      return load(has_read_folder ? WeightsSource::kStarted : WeightsSource::kLoaded);
     }
     // A child of this worker is still the same process and keeps its weights: a script without errands makes the engine
     // ready again. At an address, another process may answer now.
@@ -254,7 +255,7 @@ class Remote final : public FolderEngine {
       server_.receiver_version.reset();
       check_weights(WeightsSource::kUnknown, adapters_.empty() ? std::string() : adapters_.newest().name);
       if (folder_->has_adapter()) return;
-      for (const Step& step : protocol_->name_weights(*held_.version)) add_errand("version", step);
+      for (const Step& step : protocol_->name_weights(*policy_.version)) add_errand("version", step);
     }
   }
 
@@ -268,10 +269,10 @@ class Remote final : public FolderEngine {
   // Brings the server from any policy to the one in the folder.
   void load(WeightsSource source) {
     begin_script();
-    held_.target = folder_->version();
-    if (!held_.target)
+    policy_.target = folder_->version();
+    if (!policy_.target)
       return phase_.mark_broken(
-          fail(Code::kIo, kOperation, "{} no longer holds a complete policy", folder_->path().string()));
+          fail(Code::kIo, kEngineOperation, "{} no longer holds a complete policy", folder_->path().string()));
     if (server_.is_interface_known) return bring_to_target(source);
     const std::optional<Call> interface = protocol_->interface_request();
     if (!interface) return query_receiver(source);
@@ -321,7 +322,7 @@ class Remote final : public FolderEngine {
            if (!limits && limits.error().code != Code::kInvalid) return limits.error();
            const std::string problem = limits ? why_unfit(*limits, *task_.model.adapter) : limits.error().detail;
            if (!problem.empty()) {
-             phase_.mark_broken(fail(Code::kInvalid, kOperation,
+             phase_.mark_broken(fail(Code::kInvalid, kEngineOperation,
                                      "{} cannot serve the run's adapter: {}. Start it with {}", protocol_->name(),
                                      problem, protocol_->adapter_options(task_.model.adapter->rank)));
              return ok();
@@ -348,20 +349,21 @@ class Remote final : public FolderEngine {
       }));
     }
     const std::string name =
-        fmt::format("adapter-{}-{}", *held_.target, overlay::to_hex(folder_->digest()).substr(0, 16));
+        fmt::format("adapter-{}-{}", *policy_.target, overlay::to_hex(folder_->digest()).substr(0, 16));
     const auto folder = folder_->write_adapter(name, this);
     if (!folder) return phase_.mark_broken(folder.error());
-    std::set<std::string> used;
-    for (const auto& [id, unfinished] : unfinished_) used.insert(unfinished.adapter);
-    for (const std::string& old_name : adapters_.make_room(name, used)) unload_adapter(old_name, name);
+    std::set<std::string> names_in_use;
+    for (const auto& [id, unfinished] : unfinished_) names_in_use.insert(unfinished.adapter);
+    for (const std::string& old_name : adapters_.make_room(name, names_in_use)) unload_adapter(old_name, name);
     // Another worker may have left an adapter of that name in a server that is not a child.
     if (is_new_server && !starts_server()) unload_adapter(name, name);
-    script_.draws_go_on = held_.version && !adapters_.empty();
+    script_.sampling_continues = policy_.version && !adapters_.empty();  // an adapter is loaded beside the others
     add_errand("load", protocol_->load_adapter(name, *folder));
     check_weights(source, name);
   }
 
-  // Requests under the adapter are sent again under the newest one. The answers that they would have had are lost.
+  // Adds the errand that unloads the adapter `name`. Its unanswered requests are cancelled, and their sequences go on
+  // under another adapter. `next_name`: the adapter that is loaded next; its folder is kept if it is the same one.
   void unload_adapter(const std::string& name, const std::string& next_name) {
     std::vector<std::uint64_t> requests;
     for (const auto& [request, id] : in_flight_)
@@ -371,7 +373,7 @@ class Remote final : public FolderEngine {
                                [this, name, is_next = name == next_name](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 0) return expect_success(answer, "unload of an adapter");
                                  if (!is_next) folder_->remove_adapter(name, this);
-                                 return ok();  // the server may have lost it before
+                                 return ok();  // an error status only means that the server did not have it
                                }});
   }
 
@@ -380,7 +382,7 @@ class Remote final : public FolderEngine {
     if (folder_->has_adapter()) return bring_adapter(source);
     update_possible_versions();
     if (source == WeightsSource::kStarted) {
-      for (const Step& step : protocol_->name_weights(*held_.target)) add_errand("version", step);
+      for (const Step& step : protocol_->name_weights(*policy_.target)) add_errand("version", step);
       check_temperature();
       check_weights(source, /*adapter=*/{});
       if (task_.model.family == model::Family::kCarried) check_load();
@@ -395,11 +397,11 @@ class Remote final : public FolderEngine {
   // Adds the errands that load the target, from the pause to the resumption.
   void add_load() {
     add_errand("pause", protocol_->pause());
-    if (!protocol_->keeps_responses()) script_.errands.push_back({});  // waits for the aborted responses
+    if (!protocol_->keeps_responses()) script_.errands.push_back({});  // an empty errand waits for aborted responses
     if (server_.has_receiver)
       hand_over();
     else
-      for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add_errand("reload", step);
+      for (const Step& step : protocol_->load(folder_->path(), *policy_.target)) add_errand("reload", step);
     add_errand(kResumeErrand, protocol_->resume());
   }
 
@@ -414,7 +416,7 @@ class Remote final : public FolderEngine {
       const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
       if (!std::exchange(server_.has_receiver, false)) {
         phase_.mark_broken(
-            fail(Code::kInvalid, kOperation,
+            fail(Code::kInvalid, kEngineOperation,
                  "{} answers otherwise after it has loaded the same policy {}: its loads damage the weights of this "
                  "model. Install echoline's Python package beside it (docs/how-to/generate-with-an-inference-server.md)"
                  ", or use another release of it",
@@ -430,12 +432,13 @@ class Remote final : public FolderEngine {
     }));
   }
 
-  // Has the receiver load the policy. If it cannot, the server reads the folder, now and until it starts again.
+  // Adds the errands by which the receiver loads the policy. If it cannot, the server reads the folder, now and until
+  // it starts again.
   void hand_over() {
     script_.handed_over = true;
     std::vector<std::string> changed;
     if (server_.receiver_version) changed = folder_->changed_tensors(server_.receiver_revision);
-    for (const Step& step : protocol_->hand_over({*held_.target, server_.receiver_version, std::move(changed)}))
+    for (const Step& step : protocol_->hand_over({*policy_.target, server_.receiver_version, std::move(changed)}))
       script_.errands.push_back({.name = "update",
                                  .call = step.call,
                                  .on_answer = [this, step](const HttpAnswer& answer) -> Status {
@@ -450,6 +453,7 @@ class Remote final : public FolderEngine {
                                  .by_receiver = true});
   }
 
+  // Replaces the remaining errands of the receiver by those that end its update and read the folder.
   void fall_back_to_reload(const std::string& why) {
     log::warn("{}: the plug-in failed, its weights are of no known policy: {}; it reads the folder", protocol_->name(),
               why);
@@ -459,14 +463,16 @@ class Remote final : public FolderEngine {
     std::deque<Errand> later_errands = std::exchange(script_.errands, {});
     for (const Step& step : protocol_->abort_handover())
       script_.errands.push_back({"update", step.call, [this, step](const HttpAnswer& answer) -> Status {
+                                   // An error status only means that no update had begun.
                                    return answer.status == 0 ? expect_success(answer, step.call.path) : ok();
                                  }});
-    for (const Step& step : protocol_->load(folder_->path(), *held_.target)) add_errand("reload", step);
+    for (const Step& step : protocol_->load(folder_->path(), *policy_.target)) add_errand("reload", step);
     script_.errands.insert(script_.errands.end(), std::make_move_iterator(later_errands.begin()),
                            std::make_move_iterator(later_errands.end()));
   }
 
-  // An answer may name the server's version, its target, or a version since the oldest request that the server keeps.
+  // A response may be of the server's version, of its target, or of any version since the server got the oldest request
+  // that it still keeps. versions_of() refuses all others.
   void update_possible_versions() {
     std::optional<Version> oldest;
     if (protocol_->keeps_responses())
@@ -474,23 +480,23 @@ class Remote final : public FolderEngine {
         const Version version = unfinished_.at(id).requested_under;
         if (!oldest || version < *oldest) oldest = version;
       }
-    std::erase_if(held_.possible_versions, [&](Version version) { return !oldest || version < *oldest; });
-    if (held_.version) held_.possible_versions.insert(*held_.version);
-    held_.possible_versions.insert(*held_.target);
+    std::erase_if(policy_.possible_versions, [&](Version version) { return !oldest || version < *oldest; });
+    if (policy_.version) policy_.possible_versions.insert(*policy_.version);
+    policy_.possible_versions.insert(*policy_.target);
   }
 
   // For a new version with the same weights: only the version is announced to the server.
   void announce_version() {
-    held_.target = folder_->version();
+    policy_.target = folder_->version();
     if (folder_->has_adapter()) {
-      adapters_.rename_newest(*held_.target);
-      held_.version = held_.target;
+      adapters_.rename_newest(*policy_.target);
+      policy_.version = policy_.target;
       return;
     }
-    const std::vector<Step> steps = protocol_->name_weights(*held_.target);
+    const std::vector<Step> steps = protocol_->name_weights(*policy_.target);
     update_possible_versions();
     if (steps.empty()) {
-      held_.version = held_.target;
+      policy_.version = policy_.target;
       return;
     }
     begin_script();
@@ -505,12 +511,12 @@ class Remote final : public FolderEngine {
                                  if (answer.status == 404 || answer.status == 405) return ok();  // it cannot tell
                                  ECHO_TRY(expect_success(answer, protocol_->served_folder_request()->path));
                                  const std::filesystem::path served = protocol_->parse_served_folder(answer.body);
-                                 std::error_code ec;
+                                 std::error_code ignored;
                                  // A path that does not exist here is on the server's own machine or container.
-                                 if (served.empty() || !std::filesystem::is_directory(served, ec) ||
-                                     std::filesystem::equivalent(served, folder_->path(), ec))
+                                 if (served.empty() || !std::filesystem::is_directory(served, ignored) ||
+                                     std::filesystem::equivalent(served, folder_->path(), ignored))
                                    return ok();
-                                 return fail(Code::kInvalid, kOperation,
+                                 return fail(Code::kInvalid, kEngineOperation,
                                              "it serves {}, expected the folder that this worker writes policies to, "
                                              "{}: start it on that one",
                                              served.string(), folder_->path().string());
@@ -521,12 +527,12 @@ class Remote final : public FolderEngine {
   void advance_script(TimePoint now) {
     std::deque<Errand>& errands = script_.errands;
     if (script_.request != 0) return watch_health(now);
-    TimePoint& drained_by = script_.drained_by;
-    if (!errands.empty() && !errands.front().call) {
-      if (drained_by == kNever) drained_by = now + kDrainMax, last_answer_at_ = now;
-      if (!in_flight_.empty() && now < std::min(drained_by, last_answer_at_ + kDrainQuiet)) return;
+    TimePoint& drain_deadline = script_.drain_deadline;
+    if (!errands.empty() && !errands.front().call) {  // the errand that waits for aborted responses
+      if (drain_deadline == kNever) drain_deadline = now + kDrainMax, last_answer_at_ = now;
+      if (!in_flight_.empty() && now < std::min(drain_deadline, last_answer_at_ + kDrainQuiet)) return;
       requeue_all();
-      drained_by = kNever;
+      drain_deadline = kNever;
       errands.pop_front();
     }
     if (errands.empty()) {
@@ -534,19 +540,19 @@ class Remote final : public FolderEngine {
       if (std::exchange(attempts_.next_log, kNever) != kNever)
         log::info("{} works, after {:.1f} s", protocol_->name(), seconds(now - attempts_.wait_begun));
       last_answer_at_ = now;
-      held_.version = held_.target;
-      held_.digest = folder_->digest();
+      policy_.version = policy_.target;
+      policy_.digest = folder_->digest();
       if (script_.handed_over) {
-        server_.receiver_version = held_.target;
+        server_.receiver_version = policy_.target;
         server_.receiver_revision = folder_->revision();
       }
       std::string times;
       for (const auto& [name, time] : script_.times) times += fmt::format(", {} {:.3f}", name, seconds(time));
-      log::info("{} has version {} after {:.3f} s{}", protocol_->name(), *held_.version, seconds(now - script_.begun),
+      log::info("{} has version {} after {:.3f} s{}", protocol_->name(), *policy_.version, seconds(now - script_.begun),
                 times);
       return;
     }
-    script_.step_begun = now;
+    script_.errand_begun = now;
     script_.watch = {};
     if (script_.early_probe != 0 && errands.front().name != kResumeErrand) {  // this errand is the probe, sent already
       script_.request = std::exchange(script_.early_probe, 0);
@@ -575,7 +581,7 @@ class Remote final : public FolderEngine {
   // that the engine is dead.
   void watch_health(TimePoint now) {
     Watch& watch = script_.watch;
-    if (watch.request != 0 || now - script_.step_begun < kWatchDelay || now < watch.next_check) return;
+    if (watch.request != 0 || now - script_.errand_begun < kWatchDelay || now < watch.next_check) return;
     watch.request = send(protocol_->health(), kHealthTimeout);
     watch.next_check = now + kWatchInterval;
   }
@@ -584,7 +590,7 @@ class Remote final : public FolderEngine {
     Watch& watch = script_.watch;
     watch.request = 0;
     if (script_.request == 0) return;
-    const bool refused = answer.status == 0 && !answer.sent;
+    const bool refused = answer.status == 0 && !answer.sent;  // unlike a timeout, which a busy server may cause, too
     watch.failed_in_a_row = refused || answer.status == 503 ? watch.failed_in_a_row + 1 : 0;
     if (watch.failed_in_a_row >= kFailedChecksMax)
       fail_attempt(fmt::format("{}: no answer, and its server {}", script_.errands.front().call->path,
@@ -595,10 +601,10 @@ class Remote final : public FolderEngine {
     if (script_.errands.empty()) return;
     ++progress_;
     const Errand errand = std::move(script_.errands.front());
-    script_.errands.pop_front();
+    script_.errands.pop_front();  // before on_answer(), which may add errands at the front
     auto time = std::ranges::find(script_.times, errand.name, [](const auto& named_time) { return named_time.first; });
     if (time == script_.times.end()) time = script_.times.insert(time, {errand.name, Duration{}});
-    time->second += clock_.now() - script_.step_begun;
+    time->second += clock_.now() - script_.errand_begun;
     if (const Status done = errand.on_answer(answer); !done) return fail_attempt(done.error().detail);
     if (phase_.is(kLoading)) advance_script(clock_.now());
   }
@@ -617,9 +623,9 @@ class Remote final : public FolderEngine {
   // Returns an error unless the status is 200 (0: no answer came). `path` names the call in the error.
   Status expect_success(const HttpAnswer& answer, const std::string& path) const {
     if (answer.status == 200) return ok();
-    if (answer.status == 0) return fail(Code::kUnavailable, kOperation, "{}: {}", path, answer.trouble);
+    if (answer.status == 0) return fail(Code::kUnavailable, kEngineOperation, "{}: {}", path, answer.trouble);
     return fail(
-        Code::kUnavailable, kOperation, "{}: expected status 200, found {} ({}){}", path, answer.status,
+        Code::kUnavailable, kEngineOperation, "{}: expected status 200, found {} ({}){}", path, answer.status,
         printable(answer.body, 300),
         answer.status == 404 ? fmt::format(": is it {}, with its calls for other weights?", protocol_->name()) : "");
   }
@@ -636,7 +642,7 @@ class Remote final : public FolderEngine {
               ECHO_ASSIGN(TextScores probed, protocol_->parse_scores(proof_.text, adapter, answer.body));
               for (const double logprob : probed.logprobs)
                 if (!std::isfinite(logprob))
-                  return fail(Code::kCorrupt, kOperation, "its log-probabilities of a text are not finite");
+                  return fail(Code::kCorrupt, kEngineOperation, "its log-probabilities of a text are not finite");
               return on_scores(std::move(probed));
             },
             .long_work = true};
@@ -663,12 +669,12 @@ class Remote final : public FolderEngine {
     }));
   }
 
-  // Judges an answer to the probe, which should be that of the policy in the folder.
+  // Judges an answer to the probe, which should be that of the policy in the folder. `noise`: nats per token.
   Fingerprints::Verdict judge(const std::vector<double>& logprobs, double noise) const {
     using Verdict = Fingerprints::Verdict;
     if (folder_->has_adapter()) {
       const double from_base = Fingerprints::distance(server_.base_logprobs, logprobs);
-      if (folder_->adapter_is_zero())
+      if (folder_->adapter_is_zero())  // the adapter changes nothing, so the answer must be that of the base
         return from_base <= std::max(noise, ProbeNoise::kNoiseMin) ? Verdict::kSame : Verdict::kOther;
       if (from_base <= noise) return Verdict::kStale;
     }
@@ -680,40 +686,43 @@ class Remote final : public FolderEngine {
                         Fingerprints::Verdict verdict) {
     using Verdict = Fingerprints::Verdict;
     const bool is_base = Fingerprints::distance(server_.base_logprobs, probed.logprobs) <= ProbeNoise::kNoiseMin;
-    const bool reports_target = !probed.weights_name || *probed.weights_name == fmt::format("{}", *held_.target);
+    const bool reports_target = !probed.weights_name || *probed.weights_name == fmt::format("{}", *policy_.target);
     if (source == WeightsSource::kUnknown) {
       if (reports_target && verdict == Verdict::kSame) return ok();
+      // Another process answers at the address: everything known about the server is void.
       server_ = {};
       adapters_.abandon_all();
       load(WeightsSource::kLoaded);
       return ok();
     }
     if (!reports_target)
-      return fail(Code::kStale, kOperation, "it reports version '{}' after loading version {}",
-                  printable(*probed.weights_name, 40), *held_.target);
+      return fail(Code::kStale, kEngineOperation, "it reports version '{}' after loading version {}",
+                  printable(*probed.weights_name, 40), *policy_.target);
     if (verdict == Verdict::kOther)
-      return fail(Code::kStale, kOperation, "its answers to a probe differ from earlier ones under the same version {}",
-                  *held_.target);
+      return fail(Code::kStale, kEngineOperation,
+                  "its answers to a probe differ from earlier ones under the same version {}", *policy_.target);
     if (verdict == Verdict::kStale && !adapter.empty())
-      return fail(Code::kStale, kOperation, "it answers as {} after loading {}: the adapter is not applied",
+      return fail(Code::kStale, kEngineOperation, "it answers as {} after loading {}: the adapter is not applied",
                   is_base ? "without an adapter" : "under another version", adapter);
     if (verdict == Verdict::kStale) {
-      // A server that has just read the files has their weights.
+      // After a load, equal answers mean that the load had no effect. A server that has just started on the files has
+      // their weights in any case.
       if (source == WeightsSource::kLoaded)
-        return fail(Code::kStale, kOperation, "it answers as under another version after loading version {}",
-                    *held_.target);
-      log::info("version {} answers a probe exactly as one before", *held_.target);
+        return fail(Code::kStale, kEngineOperation, "it answers as under another version after loading version {}",
+                    *policy_.target);
+      log::info("version {} answers a probe exactly as one before", *policy_.target);
     }
     if (!proof_.learner_logprobs.empty())
       ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.learner_logprobs),
                                   source == WeightsSource::kStarted));
-    if (!adapter.empty()) adapters_.add({adapter, *held_.target});
+    if (!adapter.empty()) adapters_.add({adapter, *policy_.target});
     if (!adapter.empty() && folder_->adapter_is_zero()) return ok();  // any other such adapter answers in the same way
     proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
     return ok();
   }
 
-  // Log-probabilities must be those of the sampling temperature. Some servers report those of temperature 1.
+  // Log-probabilities must be those of the sampling temperature, but some servers report those of temperature 1. At
+  // temperature T, the spread (the difference of two logits) is 1/T of that at temperature 1.
   void check_temperature() {
     const double temperature = task_.spec.temperature();
     if (proof_.temperature_checked || temperature == 1.0) return;
@@ -744,7 +753,7 @@ class Remote final : public FolderEngine {
         return ok();
       }
       phase_.mark_broken(
-          fail(Code::kInvalid, kOperation,
+          fail(Code::kInvalid, kEngineOperation,
                "{} reports log-probabilities of temperature 1, and tokens are drawn with rollout.temperature {}: {}",
                protocol_->name(), temperature, protocol_->temperature_logprobs_hint()));
       return ok();
@@ -753,7 +762,7 @@ class Remote final : public FolderEngine {
 
   // ---- failures ----
 
-  // Cancels an unfinished request and queues its sequence again.
+  // Cancels an unanswered request and queues its sequence again, in front because it is older than those that wait.
   void queue_again(std::uint64_t request) {
     http_.cancel(request);
     const std::uint64_t id = in_flight_.at(request);
@@ -774,7 +783,7 @@ class Remote final : public FolderEngine {
     if (phase_.is(kLoading) && !starts_server()) send(protocol_->resume().call, options_.control_timeout);
     script_ = {};
     requeue_all();
-    held_.possible_versions.clear();
+    policy_.possible_versions.clear();
     adapters_.abandon_all();
     server_ = {};
     child_.reset();
@@ -793,7 +802,7 @@ class Remote final : public FolderEngine {
     reset_server();
     log::warn("{}: {}{}", protocol_->name(), why, starts_server() ? "; it is started again" : "; it is tried again");
     if (++attempts_.failed >= kFailedAttemptsMax)
-      return phase_.mark_broken(fail(Code::kUnavailable, kOperation,
+      return phase_.mark_broken(fail(Code::kUnavailable, kEngineOperation,
                                      "{} does not work after {} attempts; the last: {}{}", protocol_->name(),
                                      attempts_.failed, why, starts_server() ? "" : ". Restart it"));
     attempts_.next_attempt =
@@ -827,13 +836,13 @@ class Remote final : public FolderEngine {
   // ---- responses ----
 
   // The request for the next tokens of a response. A continuation has another seed, so that it draws new numbers.
-  SampleRequest next_sample_request(const Unfinished& unfinished) const {
+  SampleRequest next_sample_request(const UnfinishedSequence& unfinished) const {
     SampleRequest request;
     request.context = unfinished.sequence.prompt;
     request.context.insert(request.context.end(), unfinished.response.tokens.begin(), unfinished.response.tokens.end());
     const std::int64_t tokens_drawn = std::ssize(unfinished.response.tokens);
     request.tokens_max = std::min(kTokensPerRequestMax, unfinished.sequence.tokens_max - tokens_drawn);
-    request.weights_name = overlay::to_hex(held_.digest);
+    request.weights_name = overlay::to_hex(policy_.digest);
     request.adapter = unfinished.adapter;
     request.seed = tokens_drawn == 0 ? unfinished.sequence.seed
                                      : mix64(unfinished.sequence.seed ^ static_cast<std::uint64_t>(tokens_drawn));
@@ -845,9 +854,9 @@ class Remote final : public FolderEngine {
 
   void send_queued(TimePoint now) {
     while (!queue_.empty() && in_flight_.size() < options_.rollouts_at_once) {
-      Unfinished& unfinished = unfinished_.at(queue_.front());
+      UnfinishedSequence& unfinished = unfinished_.at(queue_.front());
       if (in_flight_.empty()) last_answer_at_ = now;
-      unfinished.requested_under = *held_.version;
+      unfinished.requested_under = *policy_.version;
       if (folder_->has_adapter()) choose_adapter(unfinished);
       unfinished.request = send(protocol_->sample_call(next_sample_request(unfinished)), kNoTimeout);
       in_flight_[unfinished.request] = queue_.front();
@@ -857,7 +866,7 @@ class Remote final : public FolderEngine {
 
   // A response continues under the adapter with which it began, as long as the server has that. Then its keys and
   // values are still in the server's cache, and all its tokens are of one version.
-  void choose_adapter(Unfinished& unfinished) const {
+  void choose_adapter(UnfinishedSequence& unfinished) const {
     const auto* adapter = unfinished.response.tokens.empty() ? nullptr : adapters_.find(unfinished.adapter);
     if (!adapter) adapter = &adapters_.newest();
     unfinished.adapter = adapter->name;
@@ -865,8 +874,8 @@ class Remote final : public FolderEngine {
   }
 
   void on_sample_answer(std::uint64_t id, const HttpAnswer& answer) {
-    if (answer.status != 200) script_.draws_go_on = false;
-    Unfinished& unfinished = unfinished_.at(id);
+    if (answer.status != 200) script_.sampling_continues = false;  // the load may be the cause
+    UnfinishedSequence& unfinished = unfinished_.at(id);
     unfinished.request = 0;
     const auto finish = [&](Result<Response> response, bool caused_by_policy = false) {
       outcomes_.push_back({id, std::move(response), caused_by_policy});
@@ -927,23 +936,24 @@ class Remote final : public FolderEngine {
         !std::ranges::all_of(sampled->logprobs, [](double logprob) { return std::isfinite(logprob); });
     if (Status taken = append_sampled(task_, sample_request, *sampled, *spans, unfinished.response); !taken)
       return finish(std::move(taken).error(), caused_by_policy);
-    if (!sampled->tokens.empty()) attempts_.failed = 0;
+    if (!sampled->tokens.empty()) attempts_.failed = 0;  // the server works, so earlier failed attempts do not count
     progress_ += sampled->tokens.size();
     if (unfinished.response.ended || std::ssize(unfinished.response.tokens) == unfinished.sequence.tokens_max)
       return finish(std::move(unfinished.response));
+    // Without a pause in progress, an abort without tokens is a failure: it could be repeated for ever.
     requeue(/*is_loss=*/sampled->aborted && sampled->tokens.empty() && phase_.is(kReady));
   }
 
   // The version under which each token was drawn. kStale: a version that the engine cannot have.
   Result<std::vector<Span>> versions_of(const SampleResponse& sampled) const {
-    if (sampled.spans.empty()) return std::vector<Span>{{held_.version.value_or(Version{}), sampled.tokens.size()}};
+    if (sampled.spans.empty()) return std::vector<Span>{{policy_.version.value_or(Version{}), sampled.tokens.size()}};
     std::vector<Span> spans;
     for (const SampleResponse::WeightSpan& span : sampled.spans) {
       const auto known_version = std::ranges::find_if(
-          held_.possible_versions, [&](Version version) { return fmt::format("{}", version) == span.weights_name; });
-      if (known_version == held_.possible_versions.end())
-        return fail(Code::kStale, kOperation, "it answered with version '{}', but version {} is loaded",
-                    printable(span.weights_name, 40), held_.target.value_or(Version{}));
+          policy_.possible_versions, [&](Version version) { return fmt::format("{}", version) == span.weights_name; });
+      if (known_version == policy_.possible_versions.end())
+        return fail(Code::kStale, kEngineOperation, "it answered with version '{}', but version {} is loaded",
+                    printable(span.weights_name, 40), policy_.target.value_or(Version{}));
       spans.push_back({*known_version, span.end});
     }
     return spans;
@@ -960,16 +970,16 @@ class Remote final : public FolderEngine {
   std::string url_;
   Server server_;
 
-  std::map<std::uint64_t, Unfinished> unfinished_;    // by the sequence's id
-  std::deque<std::uint64_t> queue_;                   // ids of sequences without a request
-  std::map<std::uint64_t, std::uint64_t> in_flight_;  // request -> id of its sequence
-  std::vector<Outcome> outcomes_;                     // poll() returns them
+  std::map<std::uint64_t, UnfinishedSequence> unfinished_;  // by the sequence's id
+  std::deque<std::uint64_t> queue_;                         // ids of sequences without a request
+  std::map<std::uint64_t, std::uint64_t> in_flight_;        // request -> id of its sequence
+  std::vector<Outcome> outcomes_;                           // poll() returns them
   TimePoint last_answer_at_{};
 
   RemotePhase phase_;
   Attempts attempts_;
   Script script_;
-  Held held_;
+  ServerPolicy policy_;
   ServedAdapters adapters_;
   Proof proof_;
   TimePoint refused_since_ = kNever;  // since then, the server has answered that it is busy; kNever: it does not

@@ -14,10 +14,10 @@ namespace echoline::worker {
 class RemotePhase {
  public:
   enum Phase : std::uint8_t {
-    kEmpty,      // no policy yet
-    kDown,       // waits for the next attempt
-    kWaking,     // waits until the server is healthy; a server started by this worker reads the policy as it starts
-    kSuspected,  // like kWaking, after an unexpected answer of a ready server, which may have kept weights and requests
+    kEmpty,      // no policy yet, so no server is started or contacted
+    kDown,       // there is no usable server; the engine waits until it starts or contacts one again
+    kWaking,     // waits until the server is healthy; a server that this worker starts reads the whole policy first
+    kSuspected,  // a ready server gave an unexpected answer: checks its health, but assumes that it keeps its weights
     kLoading,    // a sequence of HTTP calls loads the newest policy into the server and verifies it
     kReady,
     kBroken,  // permanently: there is no way to another phase
@@ -32,17 +32,17 @@ class RemotePhase {
 
   // Moves to the next phase (checked).
   void move(Phase to) {
-    constexpr auto bits_of = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
-    constexpr std::array<std::uint8_t, 7> next_phases{
-        bits_of(kDown),                                 // after kEmpty
-        bits_of(kWaking, kBroken),                      // kDown
-        bits_of(kLoading, kDown, kBroken),              // kWaking
-        bits_of(kLoading, kDown, kBroken),              // kSuspected
-        bits_of(kLoading, kReady, kDown, kBroken),      // kLoading
-        bits_of(kLoading, kSuspected, kDown, kBroken),  // kReady
-        bits_of(),                                      // kBroken
+    constexpr auto bits = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
+    constexpr std::array<std::uint8_t, 7> allowed_next{
+        bits(kDown),                                 // after kEmpty
+        bits(kWaking, kBroken),                      // kDown
+        bits(kLoading, kDown, kBroken),              // kWaking
+        bits(kLoading, kDown, kBroken),              // kSuspected
+        bits(kLoading, kReady, kDown, kBroken),      // kLoading
+        bits(kLoading, kSuspected, kDown, kBroken),  // kReady
+        bits(),                                      // kBroken
     };
-    ECHO_CHECK((next_phases[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
+    ECHO_CHECK((allowed_next[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
     phase_ = to;
   }
   void mark_broken(Error error) {

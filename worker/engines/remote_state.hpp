@@ -25,10 +25,10 @@
 namespace echoline::worker {
 
 // A sequence that the server has not finished.
-struct Unfinished {
+struct UnfinishedSequence {
   Sequence sequence;
   Response response;          // what was generated so far
-  std::uint64_t request = 0;  // 0: in the queue
+  std::uint64_t request = 0;  // number of its request at the HTTP client; 0: in the queue
   Version requested_under{};  // the server's version at the last request, or that of `adapter`
   std::string adapter;        // the adapter under which its last tokens were requested
   int losses = 0;             // number of its requests that failed or were lost with the server
@@ -41,48 +41,48 @@ struct Errand {
   std::optional<Call> call;
   std::function<Status(const HttpAnswer&)> on_answer;
   bool long_work = false;    // loads weights or reads a text: its timeout is options.patience
-  bool by_receiver = false;  // a call of hand_over()
+  bool by_receiver = false;  // a call of hand_over(), which fall_back_to_reload() replaces
 };
 
-// Health checks during a long call.
+// Health checks during a call that takes long.
 struct Watch {
-  std::uint64_t request = 0;
+  std::uint64_t request = 0;  // of the health check; 0: none is in progress
   TimePoint next_check{};
   int failed_in_a_row = 0;
 };
 
 struct Script {
-  std::deque<Errand> errands;     // not answered yet
-  std::uint64_t request = 0;      // of the first errand, or of a health check
-  TimePoint drained_by = kNever;  // deadline of an errand without a call
+  std::deque<Errand> errands;         // not answered yet
+  std::uint64_t request = 0;          // of the first errand, or of a health check; 0: none is in progress
+  TimePoint drain_deadline = kNever;  // of an errand without a call; kNever: none is first in the list
   // The probe that follows the resumption, if it was sent before the resumption: see advance_script().
   std::uint64_t early_probe = 0;
   std::optional<HttpAnswer> early_probe_answer;
-  TimePoint begun{}, step_begun{};
+  TimePoint begun{}, errand_begun{};
   std::vector<std::pair<std::string_view, Duration>> times;  // of the finished errands, by name
   Watch watch;
-  bool handed_over = false;  // the receiver loads the policy
-  bool draws_go_on = false;  // new requests are sent during the script, under the previous adapter
+  bool handed_over = false;         // the receiver (see Handover) loads the policy
+  bool sampling_continues = false;  // new requests are sent during the script, under the previous adapter
 };
 
 // Attempts to get a healthy server with the right policy.
 struct Attempts {
-  int failed = 0;                                             // consecutive
+  int failed = 0;                                             // consecutive failed attempts
   TimePoint next_attempt{}, deadline{}, next_health_check{};  // `deadline`: of the current attempt
-  TimePoint wait_begun{}, next_log = kNever;  // of the wait for a server; kNever: nothing was logged about it
-  std::string last_health = "no answer";
+  TimePoint wait_begun{}, next_log = kNever;     // of the wait for a server; kNever: nothing was logged about it
+  std::string last_health_answer = "no answer";  // for messages
 };
 
 // The policy that the server is to have (target), and the one that it has.
-struct Held {
-  std::optional<Version> target, version;
-  overlay::Digest digest{};
-  std::set<Version> possible_versions;  // versions under which unfinished responses may have been drawn
+struct ServerPolicy {
+  std::optional<Version> target, version;  // target: what the current or last script loads; version: what is loaded
+  overlay::Digest digest{};                // of `version`
+  std::set<Version> possible_versions;     // versions under which unfinished responses may have been drawn
 };
 
 // Knowledge about the current server, gathered since it started or came back.
 struct Server {
-  bool is_interface_known = false;
+  bool is_interface_known = false;          // load() has asked for the server's interface, receiver and limits
   bool has_receiver = false;                // see Handover
   std::optional<Version> receiver_version;  // the version that the receiver has loaded
   std::uint64_t receiver_revision = 0;      // PolicyFolder::revision() at that time
@@ -98,7 +98,7 @@ struct Proof {
   std::vector<double> learner_logprobs;  // of the text under the policy in the folder; empty: the learner sent none
   Truth truth;
   Fingerprints fingerprints;
-  double spread_at_1 = 0;  // Protocol::parse_spread() at temperature 1
+  double spread_at_1 = 0;  // nats: the result of Protocol::parse_spread() at temperature 1
   bool temperature_checked = false;
 };
 

@@ -30,9 +30,9 @@ inline std::string why_unfit(const AdapterLimits& limits, const model::AdapterCo
 // bounded by the server's own limit.
 class ServedAdapters {
  public:
-  static constexpr std::size_t kCountMax = 8;
+  static constexpr std::size_t kCountMax = 8;  // adapters at a time, whatever the server allows
   struct Adapter {
-    std::string name;  // at the server, and of its folder
+    std::string name;  // at the server; also that of the adapter's subfolder (PolicyFolder::write_adapter())
     Version version;
   };
 
@@ -45,7 +45,8 @@ class ServedAdapters {
   const Adapter& newest() const { return adapters_.back(); }
   // Null if requests can no longer name it.
   const Adapter* find(const std::string& name) const {
-    const auto it = std::find_if(adapters_.begin(), adapters_.end(), [&](const Adapter& a) { return a.name == name; });
+    const auto it =
+        std::find_if(adapters_.begin(), adapters_.end(), [&](const Adapter& adapter) { return adapter.name == name; });
     return it == adapters_.end() ? nullptr : &*it;
   }
 
@@ -57,18 +58,19 @@ class ServedAdapters {
   // The newest policy has the same weights under another version.
   void rename_newest(Version version) { adapters_.back().version = version; }
 
-  // Before the load of `name`: gives up the adapters that are neither the newest nor in `used`, and then the oldest
-  // until there is room for one more. Returns the names of all that the server should unload.
+  // Called before the adapter `name` is loaded. Gives up the adapters that are neither the newest nor in `used`, and
+  // then the oldest until there is room for one more. Returns the names of all that the server should unload.
   std::vector<std::string> make_room(const std::string& name, const std::set<std::string>& used) {
-    std::vector<std::string> names = std::exchange(abandoned_, {name});  // until add(), it may be loaded or not
+    // Until add(), the server may have the new adapter or not, so it counts as abandoned.
+    std::vector<std::string> names_to_unload = std::exchange(abandoned_, {name});
     const auto give_up = [&](auto it) {
-      names.push_back(it->name);
+      names_to_unload.push_back(it->name);
       return adapters_.erase(it);
     };
     for (auto it = adapters_.begin(); it != adapters_.end();)
       it = it + 1 == adapters_.end() || used.contains(it->name) ? it + 1 : give_up(it);
     while (adapters_.size() >= limit_) give_up(adapters_.begin());
-    return names;
+    return names_to_unload;
   }
   // The server's state is unknown: no request may name an adapter, and the server may still have all of them.
   void abandon_all() {

@@ -44,22 +44,22 @@ class Sglang final : public Protocol {
   }
 
   Call sample_call(const SampleRequest& request) const override {
-    json params = sampling(request.temperature, request.tokens_max, request.seed, request.end_tokens);
+    json params = sampling_params(request.temperature, request.tokens_max, request.seed, request.end_tokens);
     if (!request.stop_strings.empty()) params["stop"] = request.stop_strings;
-    return generate({{"input_ids", request.context}, {"sampling_params", params}, {"return_logprob", true}},
-                    request.adapter);
+    return generate_call({{"input_ids", request.context}, {"sampling_params", params}, {"return_logprob", true}},
+                         request.adapter);
   }
   Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     SampleResponse sampled;
     sampled.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
     const json& list = at(answer, "meta_info", "output_token_logprobs");
-    if (sampled.aborted && list.is_null()) return sampled;  // it had no token yet
+    if (sampled.aborted && list.is_null()) return sampled;  // aborted before the first token
     ECHO_ASSIGN(ScoredTokens scored, parse_scored(list, "output_token_logprobs", /*first=*/0));
     if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
       if (tokens != scored.tokens) {
-        if (sampled.aborted) return sampled;
+        if (sampled.aborted) return sampled;  // tokens without log-probabilities cannot be used: asks for them again
         return unexpected_answer("{} log-probabilities, which are not those of the {} tokens", scored.tokens.size(),
                                  tokens.size());
       }
@@ -74,18 +74,20 @@ class Sglang final : public Protocol {
   }
 
   Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
-    return generate({{"input_ids", text},
-                     {"sampling_params", sampling(/*temperature=*/1, /*tokens_max=*/1, /*seed=*/1, {})},
-                     {"return_logprob", true},
-                     {"logprob_start_len", 0}},
-                    adapter);
+    return generate_call(
+        {{"input_ids", text},
+         {"sampling_params", sampling_params(/*temperature=*/1, /*tokens_max=*/1, /*seed=*/1, /*end_tokens=*/{})},
+         {"return_logprob", true},
+         {"logprob_start_len", 0}},
+        adapter);
   }
   // SGLang's answers do not say which adapter they are of.
   Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
                                   std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(ScoredTokens scored,
-                parse_scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs", /*first=*/1));
+                parse_scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs",
+                             /*first=*/1));  // the first token of a text has no log-probability
     if (!std::equal(scored.tokens.begin(), scored.tokens.end(), text.begin() + 1, text.end()))
       return unexpected_answer("{} log-probabilities of a text of {} tokens, or of another text", scored.tokens.size(),
                                text.size());
@@ -94,11 +96,12 @@ class Sglang final : public Protocol {
   }
 
   Call spread_request(const std::vector<model::Token>& text, double temperature) const override {
-    return generate({{"input_ids", text},
-                     {"sampling_params", sampling(temperature, /*tokens_max=*/1, /*seed=*/1, {})},
-                     {"return_logprob", true},
-                     {"top_logprobs_num", 5}},
-                    {});
+    return generate_call(
+        {{"input_ids", text},
+         {"sampling_params", sampling_params(temperature, /*tokens_max=*/1, /*seed=*/1, /*end_tokens=*/{})},
+         {"return_logprob", true},
+         {"top_logprobs_num", 5}},
+        /*adapter=*/{});
   }
   Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -163,13 +166,13 @@ class Sglang final : public Protocol {
   static constexpr std::uint64_t kSeedMax = 0x7fffffff;  // a signed 32-bit number
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
-  static Call generate(json body, const std::string& adapter) {
+  static Call generate_call(json body, const std::string& adapter) {
     if (!adapter.empty()) body["lora_path"] = adapter;
     return post("/generate", body);
   }
   // States all parameters for which a server or model may have its own default.
-  static json sampling(double temperature, std::int64_t tokens_max, std::uint64_t seed,
-                       const std::vector<model::Token>& end_tokens) {
+  static json sampling_params(double temperature, std::int64_t tokens_max, std::uint64_t seed,
+                              const std::vector<model::Token>& end_tokens) {
     json params = {{"max_new_tokens", tokens_max},
                    {"temperature", temperature},
                    {"top_p", 1.0},

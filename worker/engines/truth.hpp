@@ -14,7 +14,7 @@ namespace echoline::worker {
 // from policy to policy. If a part of the weights is stale, it grows with every policy.
 class Truth {
  public:
-  static constexpr double kDistanceMax = 0.5;      // mean nats per token
+  static constexpr double kDistanceMax = 0.5;      // mean nats per token; a larger distance is never accepted
   static constexpr double kRoundingMax = 5e-5;     // nats per token; smaller distances are always accepted
   static constexpr double kUsualDistancesMax = 4;  // a distance may be this many times the usual one
 
@@ -31,7 +31,7 @@ class Truth {
 
   // `has_just_started`: the engine has just started with these weights, so none can be of an earlier policy.
   Status check(double distance, bool has_just_started) {
-    if (!(distance <= kDistanceMax))
+    if (!(distance <= kDistanceMax))  // not `>`, because a distance that is not a number is refused, too
       return fail(
           Code::kStale, "engine",
           "the log-probabilities that it gives a text are {:.2g} nats a token from the learner's in the mean, at "

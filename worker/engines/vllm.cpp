@@ -38,13 +38,14 @@ class Vllm final : public Protocol {
   }
 
   std::optional<Call> interface_request() const override {
-    return post(kGenerate, {{"token_ids", {0}}, {"sampling_params", sampling(/*temperature=*/1, /*tokens_max=*/1)}});
+    return post(kGeneratePath,
+                {{"token_ids", {0}}, {"sampling_params", sampling_params(/*temperature=*/1, /*tokens_max=*/1)}});
   }
   Status on_interface_response(int status, std::string_view body) override {
     has_generate_endpoint_ = false;
     if (status == 403 || status == 404 || status == 405) return ok();  // absent or not enabled
     if (status != 200)
-      return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGenerate, status,
+      return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGeneratePath, status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
@@ -65,7 +66,7 @@ class Vllm final : public Protocol {
         text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("status {}", status));
     // "Call to collective_rpc method failed: Worker failed with error '<the reason>', please check ..."
     if (const auto begin = reason.find(kWorkerErrorPrefix), end = reason.rfind("', please");
-        begin < end && end < reason.size())
+        begin < end && end < reason.size())  // both were found: npos is larger than any size
       reason = reason.substr(begin + kWorkerErrorPrefix.size(), end - begin - kWorkerErrorPrefix.size());
     return fail(Code::kUnavailable, "engine", "{}", printable(reason, 300));
   }
@@ -74,19 +75,19 @@ class Vllm final : public Protocol {
   bool needs_separate_head() const override { return true; }
 
   Call sample_call(const SampleRequest& request) const override {
-    json params = sampling(request.temperature, request.tokens_max);
-    params["logprobs"] = 0;
+    json params = sampling_params(request.temperature, request.tokens_max);
+    params["logprobs"] = 0;  // of the sampled token only, without alternatives
     params["ignore_eos"] = request.end_tokens.empty();
     if (!request.end_tokens.empty()) params["stop_token_ids"] = request.end_tokens;
     if (!request.stop_strings.empty())
       params["stop"] = request.stop_strings, params["include_stop_str_in_output"] = true;
-    if (!has_generate_endpoint_) return completion(request.context, std::move(params), request.adapter);
+    if (!has_generate_endpoint_) return completion_call(request.context, std::move(params), request.adapter);
     json body = {{"token_ids", request.context},
                  {"sampling_params", params},
                  {"cache_salt", request.weights_name},
                  {"return_token_ids", true}};
     if (!request.adapter.empty()) body["model"] = request.adapter;
-    return post(kGenerate, body);
+    return post(kGeneratePath, body);
   }
   Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -125,10 +126,10 @@ class Vllm final : public Protocol {
   }
 
   Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
-    json params = sampling(/*temperature=*/1, /*tokens_max=*/1);
+    json params = sampling_params(/*temperature=*/1, /*tokens_max=*/1);
     params["prompt_logprobs"] = 0;  // those of the prompt's own tokens
     params["ignore_eos"] = true;
-    return completion(text, std::move(params), adapter);
+    return completion_call(text, std::move(params), adapter);
   }
   // Parses prompt_logprobs: [null, {"<token>": {"logprob": ...}}, ...].
   Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
@@ -140,7 +141,7 @@ class Vllm final : public Protocol {
     if (!entries.is_array() || entries.size() != text.size())
       return unexpected_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(entries));
     TextScores scores;
-    for (std::size_t i = 1; i < entries.size(); ++i) {
+    for (std::size_t i = 1; i < entries.size(); ++i) {  // the first token has no log-probability
       const json& entry = at(entries[i], std::to_string(text[i]).c_str());
       if (!entry.is_object())
         return unexpected_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i],
@@ -152,10 +153,10 @@ class Vllm final : public Protocol {
   }
 
   Call spread_request(const std::vector<model::Token>& text, double temperature) const override {
-    json params = sampling(temperature, /*tokens_max=*/1);
-    params["logprobs"] = kSpreadTokens;
+    json params = sampling_params(temperature, /*tokens_max=*/1);
+    params["logprobs"] = kSpreadRank;
     params["return_tokens_as_token_ids"] = true;  // otherwise two tokens with the same text would be one
-    return completion(text, std::move(params), {});
+    return completion_call(text, std::move(params), /*adapter=*/{});
   }
   Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -169,7 +170,7 @@ class Vllm final : public Protocol {
       highest.push_back(logprob);
     }
     std::sort(highest.rbegin(), highest.rend());
-    highest.resize(std::min(highest.size(), kSpreadTokens));  // the sampled token may be an entry more
+    highest.resize(std::min(highest.size(), kSpreadRank));  // the sampled token may be an entry more
     return highest.empty() ? 0.0 : highest.front() - highest.back();
   }
   std::string_view temperature_logprobs_hint() const override {
@@ -230,9 +231,9 @@ class Vllm final : public Protocol {
       for (const json& module : modules)
         if (const auto name = text_of(module)) {
           limits.modules->push_back(*name);
-          for (const char* packed : *name == "qkv_proj"       ? kPackedAttention
-                                    : *name == "gate_up_proj" ? kPackedGate
-                                                              : kNotPacked)
+          for (const char* packed : *name == "qkv_proj"       ? kInQkvProj
+                                    : *name == "gate_up_proj" ? kInGateUpProj
+                                                              : kInOthers)
             limits.modules->emplace_back(packed);
         }
     }
@@ -252,11 +253,11 @@ class Vllm final : public Protocol {
   }
 
  private:
-  static constexpr const char* kGenerate = "/inference/v1/generate";
-  static constexpr std::size_t kSpreadTokens = 5;  // the spread is from the most likely token to the fifth
-  // Modules that vLLM computes together, under another name.
-  inline static const std::vector<const char*> kPackedAttention{"q_proj", "k_proj", "v_proj"},
-      kPackedGate{"gate_proj", "up_proj"}, kNotPacked{};
+  static constexpr const char* kGeneratePath = "/inference/v1/generate";
+  static constexpr std::size_t kSpreadRank = 5;  // the spread is from the most likely token to the one of this rank
+  // Names in the checkpoint of the modules that vLLM computes together, as qkv_proj and gate_up_proj.
+  inline static const std::vector<const char*> kInQkvProj{"q_proj", "k_proj", "v_proj"},
+      kInGateUpProj{"gate_proj", "up_proj"}, kInOthers{};
   static constexpr int kReceiverInterface = 1;  // version of the plug-in's interface
   static constexpr std::string_view kWorkerErrorPrefix = "failed with error '";
 
@@ -267,7 +268,7 @@ class Vllm final : public Protocol {
     return fail(Code::kStale, "answer of the engine", "expected model '{}', found {}", adapter,
                 excerpt(at(answer, "model")));
   }
-  static Call completion(const std::vector<model::Token>& prompt, json body, const std::string& adapter) {
+  static Call completion_call(const std::vector<model::Token>& prompt, json body, const std::string& adapter) {
     if (!adapter.empty()) body["model"] = adapter;
     body["prompt"] = prompt;
     body["n"] = 1;
@@ -281,7 +282,7 @@ class Vllm final : public Protocol {
   // All parameters for which generation_config.json may have other values, since vLLM takes its defaults from it. No
   // seed is sent, because a server's samples are never replayed. On a CPU, a seeded prompt that is read in parts
   // crashes vLLM 0.32.
-  static json sampling(double temperature, std::int64_t tokens_max) {
+  static json sampling_params(double temperature, std::int64_t tokens_max) {
     return {{"max_tokens", tokens_max},
             {"temperature", temperature},
             {"top_p", 1.0},
@@ -308,7 +309,7 @@ class Vllm final : public Protocol {
                              excerpt(spans));
   }
 
-  bool has_generate_endpoint_ = false;  // serves kGenerate
+  bool has_generate_endpoint_ = false;  // serves kGeneratePath
 };
 
 }  // namespace
