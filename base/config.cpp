@@ -416,7 +416,8 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
       entry.sections.push_back(make_section(*state_->file, &node->children[i], node->children[i].place,
                                             fmt::format("{}[{}]", state_->dotted_path(key), i)));
     if (state_->file->is_blank)
-      entry.sections.push_back(make_section(*state_->file, nullptr, state_->place, state_->dotted_path(key) + "[]"));
+      entry.sections.push_back(
+          make_section(*state_->file, /*node=*/nullptr, state_->place, state_->dotted_path(key) + "[]"));
   }
   std::vector<ConfigSection> out;
   for (const auto& child : entry.sections) out.push_back(ConfigSection(*child));
@@ -606,7 +607,7 @@ Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name,
   if (!parse_yaml(text, kFileSource, state->root, state->problems, is_data_file)) return state->error(state->problems);
   if (state->root.kind == Kind::kNull) {
     state->root.kind = Kind::kMapping;  // an empty file sets nothing
-    state->root.place = {};
+    state->root.place = {};             // it has no line that a message could name
   }
   if (state->root.kind != Kind::kMapping)
     return state->error(

@@ -18,7 +18,7 @@ void flatten(const ConfigNode& node, const std::string& path, std::map<std::stri
     for (std::size_t i = 0; i < node.children.size(); ++i)
       flatten(node.children[i], fmt::format("{}[{}]", path, i), values);
   } else {
-    values[path] = node.kind == Kind::kScalar ? node.text : to_json(node);
+    values[path] = node.kind == Kind::kScalar ? node.text : to_json(node);  // a plain list, an empty section or null
   }
 }
 

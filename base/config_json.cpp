@@ -17,7 +17,7 @@ struct UnusableText {
   std::string message;
 };
 
-// Parses text that is known to be valid JSON.
+// Parses text that is known to be valid JSON, so it checks neither the end of the text nor separators.
 class Builder {
  public:
   Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems)
@@ -88,6 +88,7 @@ class Builder {
       if (text_[offset_] == '\\') ++offset_;
     const std::string_view quoted = text_.substr(begin, ++offset_ - begin);
     if (quoted.find('\\') == std::string_view::npos) return std::string(quoted.substr(1, quoted.size() - 2));
+    // The library resolves escapes.
     return nlohmann::json::parse(quoted.begin(), quoted.end()).get<std::string>();
   }
 

@@ -146,6 +146,7 @@ std::size_t utf8_length(std::string_view text) {
   }
   // The smallest code of each length; a smaller one has a shorter form.
   constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800, 0x10000};
+  // Leads below 0xc2 are continuation bytes, or begin characters that have a shorter form.
   const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
   return lead < 0xc2 || lead > 0xf4 || code < kCodeMin[length] || code > 0x10ffff || is_surrogate ? 0 : length;
 }
@@ -159,7 +160,8 @@ void check_text(std::string_view text, std::uint32_t source) {
     if (length == 0 || byte == 0x7f || (byte < 0x20 && byte != '\n' && byte != '\t' && byte != '\r'))
       throw UnusableText{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
     const std::string_view c = text.substr(i, length);
-    // YAML excludes these too: C1 controls except NEL, and non-characters.
+    // YAML excludes these too: the C1 controls 0x80 to 0x9f except NEL (0x85), and non-characters. Continuation bytes
+    // are all 0x80 or above, so comparing signed chars orders them as unsigned bytes.
     if ((byte == 0xc2 && c[1] < '\xa0' && c[1] != '\x85') || c == "\xef\xbf\xbe" || c == "\xef\xbf\xbf")
       throw UnusableText{place, "expected UTF-8 text, found a control character"};
     i += length;

@@ -59,8 +59,8 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
 // Like parse_yaml() with `is_data_file`, for strict JSON.
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
 
-// Parses the value of a --set. Lists and mappings in brackets and quoted texts are YAML. All other text is taken
-// literally, so that "::" is an address and not a mapping.
+// Parses the value of a --set. Bracketed lists and mappings, and quoted texts, are parsed as YAML. All other text is
+// taken literally, so that "::" is an address and not a mapping.
 bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
                      std::vector<ConfigProblem>& problems);
 

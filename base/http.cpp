@@ -47,7 +47,7 @@ std::string cookies_of(CURL* handle) {
   if (curl_easy_getinfo(handle, CURLINFO_COOKIELIST, &list) != CURLE_OK) return "";
   const Headers owner(list);
   std::string cookies;
-  for (; list; list = list->next) {
+  for (; list; list = list->next) {  // the first fields are domain, path, expiry and flags
     std::string_view line = list->data;
     for (int field = 0; field < kFieldsBeforeName; ++field)
       line.remove_prefix(std::min(line.find('\t'), line.size() - 1) + 1);

@@ -1,4 +1,4 @@
-// Asynchronous HTTP over libcurl, for rental services and inference servers.
+// An asynchronous HTTP client over libcurl, for rental services and inference servers.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,12 +13,12 @@
 namespace echoline {
 
 struct HttpRequest {
-  std::string method;  // "GET"
+  std::string method;  // such as "GET"
   std::string url;
   std::string body;    // JSON; "" for none
   Duration timeout{};  // 0: the client's default
-  // Cookies to send, as "name=value; name=value". HttpAnswer::cookies has them with the server's updates. Absent:
-  // cookies are ignored.
+  // Cookies to send, as "name=value; name=value". HttpAnswer::cookies has them with the server's updates. If absent, no
+  // cookies are sent, and those of the answer are dropped.
   std::optional<std::string> cookies = {};
 };
 
@@ -47,7 +47,7 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
   // Starts a request. Returns its number, HttpAnswer::request.
   std::uint64_t send(const HttpRequest& request);
-  // The answers and failures since the last call. If there are none, waits about this long for one.
+  // The answers and failures since the last call. If there are none, waits up to about `wait` for one.
   std::vector<HttpAnswer> poll(Duration wait = {});
   // Cancels a request; the server sees the connection close.
   void cancel(std::uint64_t request);

@@ -1,4 +1,4 @@
-// The log, over spdlog.
+// Implements the log with spdlog.
 #include "base/log.hpp"
 
 #include <spdlog/sinks/stdout_color_sinks.h>

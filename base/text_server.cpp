@@ -277,6 +277,7 @@ void TextServerClient::retry_or_fail(PendingQuestion pending, const HttpAnswer& 
   pause = std::min(pause, options_.retry_delay_max);
   // Adds up to a quarter of the pause, so that questions that failed together are not retried together.
   constexpr std::uint64_t kJitterSteps = 1024;
+  // Computed from the question and its try (rarely above 64), not drawn at random, so that a run is repeatable.
   const std::uint64_t jitter =
       mix64(pending.question.id * 64 + static_cast<std::uint64_t>(pending.tries)) % kJitterSteps;
   pending.not_before =

@@ -81,7 +81,7 @@ class TextServerClient {
     // kInvalid: the server refuses the question or the key; kNotFound: unknown model; kUnavailable, kCorrupt: all tries
     // failed; kExhausted: the account has no credit.
     Result<TextAnswer> answer;
-    bool concerns_only_this_question = false;  // the error, if there is one
+    bool concerns_only_this_question = false;  // for an error: the server refuses this question, others may succeed
   };
 
   // kInvalid: no url or model, or an invalid limit.
@@ -89,7 +89,7 @@ class TextServerClient {
   // kExhausted if kPendingQuestionsMax questions are in progress. The caller chooses ids, unique among those in
   // progress.
   Status submit(TextQuestion question);
-  // The questions that ended; if there are none, waits about this long for one.
+  // The questions that ended since the last call. If there are none, waits up to about `wait` for one.
   std::vector<Outcome> poll(Duration wait);
   // Drops a question in progress, which poll() then does not report. No effect on other ids.
   void cancel(std::uint64_t id);

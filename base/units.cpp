@@ -20,7 +20,7 @@ constexpr std::array<Unit, 7> kSizes{
     {{"B", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}}};
 constexpr std::array<Unit, 4> kRates{{{"bit/s", 1}, {"kbit/s", 1e3}, {"Mbit/s", 1e6}, {"Gbit/s", 1e9}}};
 
-// Value of "<number> <unit>" in the unit with factor 1.
+// Parses "<number> <unit>". Returns the quantity in the base unit (s, B or bit/s), whose factor is 1.
 template <std::size_t N>
 Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& units, std::string_view what,
                               std::string_view example) {
@@ -67,7 +67,7 @@ Result<Bytes> parse_bytes(std::string_view text) {
   ECHO_ASSIGN(const double b, parse_quantity(text, kSizes, "size", "64 KiB"));
   if (b >= 1.8e19)  // just below 2^64
     return fail(Code::kInvalid, "", "expected a size below 2^64 bytes, found '{}'", text);
-  return Bytes{static_cast<std::uint64_t>(std::llround(b))};
+  return Bytes{static_cast<std::uint64_t>(std::round(b))};  // std::llround() ends at 2^63
 }
 
 Result<BitRate> parse_bit_rate(std::string_view text) {

@@ -15,9 +15,9 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "predict broadcast";
-// lower_bound() stops when a round raises the bound by less than this factor.
+// lower_bound() stops when a round raises the bound by less than this factor: 0.01 % is less than the model's error.
 constexpr double kBoundGrowthMin = 1.0001;
-// best_chunk() assumes this rate if the bound is 0.
+// best_chunk() assumes this rate if the bound is 0, which is so without workers.
 constexpr double kUnlimitedBytesPerS = 1e12;
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
@@ -33,7 +33,8 @@ struct Hop {
 // flow shop: the chunks are its jobs, the hops its machines.)
 class PayloadPath {
  public:
-  PayloadPath(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_chunk_bytes_(as_double(chunk)) {
+  PayloadPath(Bytes payload, Bytes chunk_size)
+      : chunks_(chunk_count(payload, chunk_size)), full_chunk_bytes_(as_double(chunk_size)) {
     if (chunks_ > 0) last_chunk_bytes_ = as_double(payload) - full_chunk_bytes_ * static_cast<double>(chunks_ - 1);
   }
 
@@ -46,7 +47,8 @@ class PayloadPath {
     full_chunk_sum_s_ += full_chunk_s;
     slowest_hop_s_ = std::max(slowest_hop_s_, full_chunk_s);
     delay_sum_s_ += seconds(hop.delay);
-    // The time until all full chunks have arrived: the first one passes every hop, the others follow at the slowest.
+    // The time until all full chunks have arrived. The last chunk counts as not full, so `chunks_ - 1` are full: the
+    // first one passes every hop, the other `chunks_ - 2` follow at the pace of the slowest hop.
     const double full_chunks_s =
         chunks_ > 1 ? full_chunk_sum_s_ + static_cast<double>(chunks_ - 2) * slowest_hop_s_ : 0;
     last_chunk_s_ = std::max(last_chunk_s_, full_chunks_s) + last_chunk_bytes_ / rate;
@@ -122,9 +124,9 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   return from_seconds(bound);
 }
 
-std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
-  ECHO_CHECK(chunk.count > 0, "chunk size 0");
-  return payload.count / chunk.count + (payload.count % chunk.count != 0);
+std::uint64_t chunk_count(Bytes payload, Bytes chunk_size) {
+  ECHO_CHECK(chunk_size.count > 0, "chunk size 0");
+  return payload.count / chunk_size.count + (payload.count % chunk_size.count != 0);
 }
 
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
@@ -132,11 +134,12 @@ Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
   // The first chunk crosses the hop from the learner in any case, so the hops after that count; at least one.
   const double hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
   // A chunk of c bytes costs hops * c / rate until it reaches the last hop. The F / c chunks cost kBytesPerChunk / rate
-  // + kSecondsPerChunk each. The best c, where the derivative of the sum is 0, is rounded to the nearest power of two.
+  // + kSecondsPerChunk each. The best c, where the derivative of the sum is 0, is rounded to the nearest power of two:
+  // the next one is nearer, as a ratio, from sqrt(2) on. A stripe has 1/s of the rate, so a hop takes s times as long.
   const double best = std::sqrt(f * (kBytesPerChunk + kSecondsPerChunk * rate) / (hops * topology.stripes()));
-  std::uint64_t chunk = kBestChunkMin;
-  while (chunk < kBestChunkMax && best > static_cast<double>(chunk) * std::numbers::sqrt2) chunk *= 2;
-  return {chunk};
+  std::uint64_t chunk_bytes = kBestChunkMin;
+  while (chunk_bytes < kBestChunkMax && best > static_cast<double>(chunk_bytes) * std::numbers::sqrt2) chunk_bytes *= 2;
+  return {chunk_bytes};
 }
 
 Duration BroadcastTimes::fraction(double q) const {
@@ -235,15 +238,15 @@ Status share_links(std::vector<StripeEdge>& stripe_edges, BitRate learner_up, co
   };
   share_region_links();
   ECHO_TRY(share_uplinks());
-  share_region_links();
+  share_region_links();  // again, because the new shares of the uplinks may exceed a link
   return ok();
 }
 
 }  // namespace
 
-Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
+Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk_size, BitRate learner_up,
                                       std::span<const WorkerLink> links, const Regions& regions) {
-  if (chunk.count == 0) return fail(Code::kInvalid, kOperation, "the chunk size must be positive");
+  if (chunk_size.count == 0) return fail(Code::kInvalid, kOperation, "the chunk size must be positive");
   if (!(learner_up.bits_per_s > 0)) return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive");
   for (const WorkerLink& link : links)
     if (regions.several() && link.region >= regions.links.size())
@@ -251,10 +254,10 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
                   regions.links.size() - 1);
   const Nodes nodes(links);
 
-  // The edges of all stripes share a sender's uplink, and each stripe carries its share of the chunks. A payload with
-  // fewer chunks than stripes leaves some stripes empty.
-  const std::uint64_t chunks = chunk_count(payload, chunk);
-  const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
+  // A stripe is a share of the chunks that has its own paths. The edges of all stripes share a sender's uplink, and
+  // each stripe carries its share of the chunks. A payload with fewer chunks than stripes leaves some stripes empty.
+  const std::uint64_t chunk_total = chunk_count(payload, chunk_size);
+  const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunk_total, 1, topology.stripes()));
   std::vector<StripeEdge> stripe_edges;  // by stripe, in the order of its edges
   std::vector<std::size_t> stripe_ends;  // by stripe: the index after its last edge
   for (std::size_t s = 0; s < stripes; ++s) {
@@ -274,14 +277,16 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
 
   // The bytes of stripe s: chunks s, s + stripes, ...; the payload's last chunk may be shorter.
   const auto stripe_bytes = [&](std::size_t s) {
-    const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
-    const bool has_last_chunk = chunks > 0 && s == (chunks - 1) % stripes;
-    return Bytes{count * chunk.count - (has_last_chunk ? chunks * chunk.count - payload.count : 0)};
+    const std::uint64_t stripe_chunks = chunk_total / stripes + (s < chunk_total % stripes);
+    const bool has_last_chunk = chunk_total > 0 && s == (chunk_total - 1) % stripes;
+    const std::uint64_t missing_in_last = has_last_chunk ? chunk_total * chunk_size.count - payload.count : 0;
+    return Bytes{stripe_chunks * chunk_size.count - missing_in_last};
   };
-  std::vector<std::optional<Duration>> completion(nodes.size());  // by node: of its slowest stripe so far
+  // By node: when it has the slowest of the stripes so far.
+  std::vector<std::optional<Duration>> completion(nodes.size());
   for (std::size_t s = 0, edge_index = 0; s < stripes; ++s) {
     // One path per node. A parent comes before its children, so its path is complete when a child extends it.
-    std::vector<PayloadPath> paths(nodes.size(), PayloadPath(stripe_bytes(s), chunk));
+    std::vector<PayloadPath> paths(nodes.size(), PayloadPath(stripe_bytes(s), chunk_size));
     for (; edge_index < stripe_ends[s]; ++edge_index) {
       const std::size_t from = stripe_edges[edge_index].from, to = stripe_edges[edge_index].to;
       const BitRate rate{stripe_edges[edge_index].rate};

@@ -12,7 +12,8 @@
 
 namespace echoline::chains {
 
-// One worker's access link. `delay` is the one-way delay from its parent, used if the regions do not state it.
+// One worker's access link: its rates in both directions. `delay` is the one-way delay from its parent, used if the
+// regions do not state it.
 struct WorkerLink {
   WorkerId id;
   BitRate up;
@@ -33,8 +34,8 @@ std::size_t quorum_count(double q, std::size_t n);
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q = 1,
                      const Regions& regions = {});
 
-// The number of chunks of a payload: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
-std::uint64_t chunk_count(Bytes payload, Bytes chunk);
+// The number of chunks of a payload: ceil(F / c); 0 for an empty payload. The chunk size c must be positive.
+std::uint64_t chunk_count(Bytes payload, Bytes chunk_size);
 
 // Returns the chunk size c, a power of two, with which a payload of F bytes arrives soonest over a topology of depth h
 // and s stripes, at a receiving rate r. It minimises (F/c)(o/r + t) + (h - 1) s c/r: the costs of all chunks, plus the
@@ -42,7 +43,7 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk);
 // kSecondsPerChunk, a node's time per chunk (overlay/FORMAT.md, docs/overlay.md). `bound`: of lower_bound(); r = F /
 // bound.
 inline constexpr double kBytesPerChunk = 300, kSecondsPerChunk = 15e-6;
-inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;
+inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;  // bytes
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound);
 
 struct Completion {
@@ -63,8 +64,8 @@ struct BroadcastTimes {
 // children. A child takes at most its downlink, divided evenly by the stripes that carry data. A link between regions
 // is shared in the same way by the edges that cross it. The topology must be valid (validate()). kInvalid for a worker
 // without a link, with a rate that is not positive or in an unknown region, for an inter-region link without capacity,
-// and for chunk 0.
-Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
+// and for chunk size 0.
+Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk_size, BitRate learner_up,
                                       std::span<const WorkerLink> links, const Regions& regions = {});
 
 }  // namespace echoline::chains

@@ -11,6 +11,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
   ECHO_CHECK(!workers.empty(), "no workers to choose a topology for");
   std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes,
                                           TopologyPolicy::kBestChains};
+  // A star is slow in larger fleets, because the learner feeds all workers itself. A fleet's current policy is always
+  // considered.
   if (workers.size() <= kStarMax || current == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
   if (current == TopologyPolicy::kEcho2) policies.push_back(*current);
 

@@ -1,4 +1,5 @@
-// Plans topologies, removes lost workers from them and adds new ones. Called by choose_topology() and by the learner.
+// Plans topologies (chains of workers that start at the learner, or trees), removes lost workers from them and adds new
+// ones. Called by choose_topology() and by the learner.
 #include "chains/planner.hpp"
 
 #include <algorithm>
@@ -119,18 +120,19 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
   }
   std::sort(uplinks.begin(), uplinks.end());
   uplinks.push_back(std::numeric_limits<double>::infinity());
-  std::size_t best_m = 1;
+  std::size_t best_count = 1;
   double best_rate = -1;
-  for (std::size_t m = 1; m <= workers.size(); ++m) {
-    // With m chains the m slowest uplinks are tails and send nothing, so uplinks[m] is the slowest one that sends.
-    const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), uplinks[m], down_min});
-    // A later m wins a tie, because more chains are shorter.
+  for (std::size_t count = 1; count <= workers.size(); ++count) {
+    // With `count` chains, as many of the slowest uplinks are tails and send nothing, so uplinks[count] is the slowest
+    // one that sends.
+    const double rate = std::min({learner_up.bits_per_s / static_cast<double>(count), uplinks[count], down_min});
+    // A later count wins a tie, because more chains are shorter.
     if (rate >= best_rate * (1 - kRounding)) {
-      best_m = m;
+      best_count = count;
       best_rate = std::max(rate, best_rate);
     }
   }
-  return best_m;
+  return best_count;
 }
 
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
@@ -147,7 +149,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   topology.policy = policy;
   switch (policy) {
     case TopologyPolicy::kEcho2: {
-      // As many chains as the learner can feed at chain_rate.
+      // As many chains as the learner can feed at chain_rate; the limits keep the conversion to an integer defined.
       const double count = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
       topology.chains_wanted = static_cast<std::size_t>(std::clamp(count, 1.0, static_cast<double>(kChainWorkersMax)));
       break;

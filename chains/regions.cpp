@@ -1,4 +1,5 @@
-// Rate bounds of regions as maximum flows, for lower_bound() and plan_relays().
+// Rate bounds of regions (groups of workers, with limited links between them) as maximum flows, for lower_bound() and
+// plan_relays().
 #include "chains/regions.hpp"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ using Graph = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, Flow,
                                     boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
-constexpr double kFlowMax = 1e15;  // bit/s; sums of flows fit in Flow, and infinite rates become finite
+constexpr double kFlowMax = 1e15;  // bit/s; so that sums of flows fit in Flow, and infinite rates become finite
 
 // Rounds up, because a rate rounded down would not be an upper bound any more.
 Flow rounded_up(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, kFlowMax))); }

@@ -17,6 +17,7 @@ struct RegionLink {
   std::optional<Duration> delay;                          // one way; absent: use the delay of the worker's own link
 };
 
+// Groups of workers: within a region links have no limit but the workers' own.
 struct Regions {
   std::uint32_t learner = 0;                   // the learner's region, an index in `links`
   std::vector<std::vector<RegionLink>> links;  // [from][to], square; empty: a single region without limits

@@ -1,4 +1,5 @@
-// Plans trees over several regions, for plan_chains() and repair_trees().
+// Plans trees over several regions, for plan_chains() and repair_trees(). A stripe is a share of the payload with trees
+// of its own. In each stripe, one worker of a region, the relay, receives from another region and feeds its own.
 #include "chains/relays.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ constexpr double kRateMin = 1;                // bit/s; planned rates are at lea
 constexpr double kRateTolerance = 1;          // bit/s; a smaller lack of uplink is a rounding error
 constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the time to this fraction
 constexpr double kMeanTimeWeight = 0.05;  // of the mean time of all workers, added to the time until the quorum is met
-constexpr int kBisections = 20;           // halvings of an interval of rates
+constexpr int kBisections = 20;           // halvings of an interval of rates, to a millionth of it
 constexpr double kRiseFactor = 1.01;      // regions count as limited if not all rates can rise by this factor
 constexpr double kFasterTolerance = 0.999;   // a relay that is slower only by this factor can still feed another one
 constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edges than this, the delay decides
@@ -75,7 +76,7 @@ class MaxMinRates {
       }
       return rates;
     };
-    double low = kRateMin;
+    double low = kRateMin;  // kept between rounds, because rates that were reached stay feasible
     for (;;) {
       if (is_feasible(rates_at(learner_up_))) return rates_at(learner_up_);
       double high = learner_up_;
@@ -88,7 +89,8 @@ class MaxMinRates {
       }
       const Rates reached = rates_at(low);
       // Fixes the rates of one region after another until the other regions can rise: first those of an unreachable
-      // region, then by deficit, largest first. Fixes the rate to a region's workers before the rate to its relay.
+      // region, then by deficit (lacking uplink), largest first. Fixes the rate to a region's workers before the rate
+      // to its relay, because the relay can still pass a higher rate on to other regions.
       const auto has_fixed_rates = [&](std::size_t i) {
         return std::min(to_relay_max[i], to_workers_max[i]) <= reached.to_workers[i];
       };
@@ -134,11 +136,12 @@ class MaxMinRates {
       const RegionLimits& limits = region_limits_[i];
       const double rate = rates.to_workers[i];
       // The limits of a worker's children: per stripe, and in all stripes. The learner has none.
-      const std::size_t edges_max = std::min(stripes_ * kTreeChildrenMax, kPlannedChildrenMax);
+      const std::size_t edges_max = std::min(stripes_ * kTreeChildrenMax, kChildrenOverStripesMax);
       double uplink_total = i == 0 ? usable_uplink(learner_up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
       for (const double up : limits.up) uplink_total += usable_uplink(up, rate, edges_max);
       // Another region's uplink feeds the relay, except in the learner's region, which has none.
       const std::size_t relays = i == 0 ? 0 : 1;
+      // Every other worker in time takes one copy from its region's uplink, a late one what its downlink allows.
       double needed = (static_cast<double>(limits.up.size()) - static_cast<double>(relays)) * rate;
       for (const double down : limits.late_down) needed += std::min(down, rate);
       uplinks.uplink_total.push_back(uplink_total);
@@ -168,6 +171,7 @@ class MaxMinRates {
   static constexpr std::size_t kAllReached = std::numeric_limits<std::size_t>::max();
   std::size_t find_routes(const Rates& rates, Capacities remaining, StripeRoutes& routes) const {
     const std::size_t n = region_limits_.size();
+    // Counts are cut at this number, so that among routes with plenty of edges the delay decides.
     const double edges_counted_max = kPlentyEdgesPerStripe * static_cast<double>(stripes_);
     routes.onward_rate.assign(n, 0);
     routes.link_load.assign(regions_.links.size(), std::vector<double>(regions_.links.size(), 0));
@@ -212,7 +216,7 @@ class MaxMinRates {
         for (std::size_t i = 1; i < n; ++i)
           if (!is_reached[i] && (next == n || best_route[i] > best_route[next])) next = i;
         if (next == n) break;
-        if (best_route[next].uplink_edges < 1) return next;
+        if (best_route[next].uplink_edges < 1) return next;  // not even one edge fits
         const double edge_rate = rates.to_relay[next] / static_cast<double>(stripes_);
         routes.link_load[region_limits_[feeder[next]].region][region_limits_[next].region] += edge_rate;
         routes.onward_rate[feeder[next]] += edge_rate;
@@ -239,14 +243,15 @@ class MaxMinRates {
                                        ? *std::max_element(rates.to_relay.begin(), rates.to_relay.end())
                                        : rates.to_relay[0];
     if (learner_up_ < first_copy_rate) return false;
-    double deficit_total = 0, spare_total = 0;
+    // Regions with a lack of uplink (deficit) must be able to borrow it from those with a surplus.
+    double deficit_total = 0, surplus_total = 0;  // `surplus_total`: of all regions, less the deficits
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       const double spare = uplinks.spare[i] - routes.onward_rate[i];
       deficit_total -= std::min(spare, 0.0);
-      spare_total += spare;
+      surplus_total += spare;
     }
     if (deficit_total <= kRateTolerance) return true;
-    return spare_total > -kRateTolerance &&
+    return surplus_total > -kRateTolerance &&
            lend_uplink(uplinks, routes).bits_per_s_total >= deficit_total / kRounding - kRateTolerance;
   }
 
@@ -282,7 +287,7 @@ double time_per_bit(const Rates& rates, const std::vector<RegionLimits>& region_
   return *quorum_time + kMeanTimeWeight * mean;
 }
 
-// Stands for the parent of a chain that is not attached yet.
+// Stands for the parent of a chain that is not attached yet: no worker has this id.
 constexpr WorkerId kUnattached{std::numeric_limits<std::uint64_t>::max()};
 
 // Returns the rate that at least a fraction `quorum` of the workers reaches.
@@ -302,7 +307,7 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
   topology.grafts.assign(stripes, {});
   for (const std::uint32_t region : plan.stripes.front().order) {
     std::vector<ChainWorker> members;
-    // Uplink of this region for other regions and for late workers.
+    // Uplink (bit/s) of this region for other regions and for late workers.
     double outside_rate = std::accumulate(plan.link_load[region].begin(), plan.link_load[region].end(), 0.0);
     for (std::size_t i = 0; i < workers.size(); ++i) {
       if (workers[i].region == region && !plan.is_late[i]) members.push_back(workers[i]);
@@ -325,7 +330,8 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     region_trees.policy = TopologyPolicy::kTrees;
     build_trees_at_rate(rate, stripes, {std::max(rate.bits_per_s, learner_share)}, members, {outside_rate},
                         region_trees);
-    // Number of chains that the learner feeds, over all stripes. attach_orphans() finds parents for the others.
+    // Number of edges (one child in one stripe) that the learner's share feeds, over all stripes. attach_orphans()
+    // finds parents for the others.
     const auto seed_count =
         static_cast<std::size_t>(learner_share / rate.bits_per_s * static_cast<double>(stripes) * kRounding);
     for (std::size_t s = 0; s < stripes; ++s) {
@@ -357,6 +363,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
   std::map<std::uint32_t, std::vector<std::size_t>> members;  // by region: indices of its workers
   for (std::size_t i = 0; i < workers.size(); ++i) members[workers[i].region].push_back(i);
   std::vector<bool> is_late(workers.size(), false);
+  // The learner's region comes first, also if it has no workers.
   std::vector<RegionLimits> region_limits{{.region = regions.learner, .up = {}, .late_down = {}}};
   for (const auto& [region, indices] : members) {
     if (region != regions.learner) region_limits.push_back({.region = region, .up = {}, .late_down = {}});
@@ -377,7 +384,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
   std::size_t stripes = 0;
   Rates best_rates;
   double best_time = kInfinite;
-  // Takes more stripes only if they are clearly faster.
+  // Numbers of stripes are powers of two. Takes more stripes only if they are clearly faster.
   for (std::size_t s = kTreeStripesMin; s <= kPlannedStripesMax; s *= 2) {
     Rates rates = MaxMinRates(learner_up, region_limits, s, regions).solve();
     const double candidate_time = time_per_bit(rates, region_limits, quorum);
@@ -418,7 +425,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
     for (double& rate : rates.to_relay) rate *= fraction;
     for (double& rate : rates.to_workers) rate *= fraction;
     const auto routes = MaxMinRates(learner_up, region_limits, stripes, regions).routes_for(rates);
-    ECHO_CHECK(routes || fraction < 1);
+    ECHO_CHECK(routes || fraction < 1);  // solve() has found routes for the full rates
     if (!routes) continue;
     RelayTrees trees{.plan = plan_for(rates, *routes), .topology = {}, .rate = {}};
     if (fraction < 1 && rate_at_quorum(trees.plan.worker_rates, quorum) <= best_trees.rate) break;

@@ -39,9 +39,11 @@ struct RelayTrees {
 };
 
 // Finds max-min fair rates of the regions: all rates rise together until a region is limited, and the other rates rise
-// further. A region is limited by its uplinks plus the surplus of other regions (plan_lending()), or by the links to
-// it. Each stripe uses the links with most capacity left. Requires spans_regions() and regions that plan_chains()
-// accepts.
+// further. Workers of a region with spare uplink also send to workers of other regions: these regions borrow uplink
+// (plan_lending()). A region is limited by the links to it, or by its own and the borrowed uplink. Each stripe uses the
+// links with most capacity left. `quorum`: the time until this fraction of the workers holds a payload is minimised. It
+// decides which workers are late, and which of several plans is best. Requires spans_regions() and regions that
+// plan_chains() accepts.
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
 
 }  // namespace echoline::chains

@@ -10,7 +10,9 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
   double bandwidth = 1;
   if (stats.cap)
     bandwidth = stats.cap->bits_per_s > 0 ? std::min(1.0, stats.forwarding_rate.bits_per_s / stats.cap->bits_per_s) : 0;
+  // At least attempts_trusted, so that a peer with few attempts cannot have a high success rate.
   const std::uint32_t attempts_counted = std::max({stats.attempts, weights.attempts_trusted, 1u});
+  // min(): a caller that counts more successes than attempts must not raise the score above its range.
   const double success = static_cast<double>(std::min(stats.successes, stats.attempts)) / attempts_counted;
   const double freshness = std::exp(-std::max(0.0, seconds(stats.age)) / seconds(weights.age_scale));
   return weights.bandwidth * bandwidth + weights.success * success + weights.freshness * freshness;

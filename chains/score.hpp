@@ -11,7 +11,7 @@ namespace echoline::chains {
 // The learner's observations of one peer.
 struct PeerStats {
   BitRate forwarding_rate;      // measured while it forwarded
-  std::optional<BitRate> cap;   // its allowed rate; if absent, the bandwidth term is 1
+  std::optional<BitRate> cap;   // its allowed rate; if absent, rate / cap counts as 1
   std::uint32_t attempts = 0;   // forwards begun
   std::uint32_t successes = 0;  // forwards finished, at most `attempts`
   Duration age{};               // since its last message
@@ -33,8 +33,9 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights = {});
 // receives and generates but does not forward.
 enum class Role { kSeed, kTail, kRolloutOnly };
 
-// A peer's role over time. It falls a step at each failure and rises a step for every ten deliveries to others; its own
-// installations say nothing about its uplink. A rollout-only peer may try again after a pause that doubles each time.
+// A peer's role over time. It falls a step at each failure and rises a step for every ten deliveries to other peers.
+// Payloads that the peer itself receives do not count, because they say nothing about its uplink. A rollout-only peer
+// may try again after a pause that doubles each time.
 class RoleLadder {
  public:
   static constexpr int kDeliveriesPerStep = 10;

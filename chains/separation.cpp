@@ -1,4 +1,5 @@
-// Moves workers of a finished topology so that given pairs are not neighbours. Called by the learner.
+// Moves workers of a finished topology so that the workers of given pairs are not parent and child. Called by the
+// learner.
 #include "chains/separation.hpp"
 
 #include <algorithm>
@@ -92,7 +93,7 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& forb
   Stripe stripe(topology, s);
   for (const auto& [a, b] : forbidden_pairs) {
     WorkerId child = a, parent = b;
-    if (!stripe.parent.contains(a) || !stripe.parent.contains(b)) continue;
+    if (!stripe.parent.contains(a) || !stripe.parent.contains(b)) continue;  // not in the topology
     if (stripe.parent.at(child) != parent) std::swap(child, parent);
     if (stripe.parent.at(child) != parent) continue;
     const std::size_t child_count = stripe.child_count(child);

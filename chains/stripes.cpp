@@ -12,7 +12,7 @@
 namespace echoline::chains {
 namespace {
 
-constexpr int kBisections = 60;                // halvings of an interval of rates
+constexpr int kBisections = 60;                // halvings of an interval of rates, to the precision of a double
 constexpr double kStripeRateTolerance = 1.03;  // fewer stripes are preferred up to this factor below the best rate
 constexpr double kRounding = 1 + 1e-9;         // a ratio that misses an integer by this factor counts as that integer
 
@@ -21,9 +21,11 @@ constexpr double kRounding = 1 + 1e-9;         // a ratio that misses an integer
 bool all_have_parents(std::size_t stripes, std::span<const std::size_t> child_capacity) {
   const std::size_t n = child_capacity.size() - 1, learner_children_max = child_capacity.back();
   const std::size_t worker_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
-  // Each stripe has a worker that does not forward. Such a worker ends a chain, and every chain begins at the learner.
-  const std::size_t worker_edges = std::min(worker_total, stripes * (n - 1)), chains = stripes * n - worker_edges;
-  return learner_children_max >= stripes && chains <= learner_children_max;
+  // Each stripe has a worker that does not forward, so at most n - 1 of its n edges come from workers. Such a worker
+  // ends a chain, and every chain begins at the learner.
+  const std::size_t worker_edges = std::min(worker_total, stripes * (n - 1));
+  const std::size_t chain_count = stripes * n - worker_edges;
+  return learner_children_max >= stripes && chain_count <= learner_children_max;
 }
 
 // Plans the number of children of each worker. `child_capacity`: as for all_have_parents().
@@ -32,7 +34,8 @@ std::vector<std::size_t> child_counts_of(std::size_t stripes, std::span<const st
   const std::size_t n = workers.size(), learner_children_max = child_capacity.back();
   std::vector<std::size_t> counts(child_capacity.begin(), child_capacity.end() - 1);
   std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  // The learner feeds as many children as it can. This relieves the workers with the least uplink first.
+  // Edges that no worker feeds are the learner's. It feeds as many children as it can, because that makes the paths
+  // shorter. It takes over one child at a time from each worker in turn, first from those with the least uplink.
   const auto learner_children = [&] { return stripes * n - total; };
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
@@ -56,14 +59,15 @@ std::vector<std::size_t> child_counts_of(std::size_t stripes, std::span<const st
 // `rate`, summed over stripes.
 std::vector<std::size_t> child_capacities(BitRate rate, std::size_t stripes, BitRate learner_up,
                                           std::span<const ChainWorker> workers, const StripeLimits& limits) {
+  // An edge carries one stripe, 1/stripes of the payload. At least 1 bit/s, because it is a divisor.
   const double stripe_rate = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
   const auto capacity_of = [&](BitRate up, std::size_t children_max) {
     return static_cast<std::size_t>(
         std::min(std::floor(up.bits_per_s / stripe_rate * kRounding), static_cast<double>(children_max)));
   };
   std::vector<std::size_t> capacities;
-  for (const ChainWorker& w : workers)
-    capacities.push_back(capacity_of(w.forwarding_up(), std::min(stripes * limits.children_max, kPlannedChildrenMax)));
+  const std::size_t worker_children_max = std::min(stripes * limits.children_per_stripe_max, kChildrenOverStripesMax);
+  for (const ChainWorker& w : workers) capacities.push_back(capacity_of(w.forwarding_up(), worker_children_max));
   capacities.push_back(capacity_of(learner_up, stripes * workers.size()));
   return capacities;
 }
@@ -79,7 +83,7 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
     sum_up += w.forwarding_up().bits_per_s;
   }
   if (limits.reserved_up.bits_per_s > 0) {
-    // Late workers receive part of the uplinks; the workers of this plan share what is left.
+    // Part of the uplinks is reserved for late workers; the workers of this plan share what is left.
     const double uplink_left = kUsableUplinkFraction * sum_up - limits.reserved_up.bits_per_s;
     high = std::min(high, std::max(1.0, uplink_left / static_cast<double>(workers.size())));
   }
@@ -99,8 +103,9 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
 
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
   ECHO_CHECK(!workers.empty());
-  std::map<std::size_t, BitRate> rates;  // by number of stripes
-  for (std::size_t s = limits.children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
+  std::map<std::size_t, BitRate> rates;                           // by number of stripes
+  const bool plans_chains = limits.children_per_stripe_max == 1;  // and otherwise trees
+  for (std::size_t s = plans_chains ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
     rates[s] = best_rate(s, learner_up, workers, limits);
   BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
@@ -119,7 +124,7 @@ StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learn
   plan.child_capacity_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
   if (rate.bits_per_s > 0)
     plan.child_counts = child_counts_of(stripes, child_capacity, workers);
-  else  // no worker may forward, so the learner serves all
+  else  // no rate is possible, because no worker can forward; so the learner serves all
     plan.child_counts.assign(workers.size(), 0);
   return plan;
 }
@@ -139,11 +144,12 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
   for (std::size_t s = 0; s < stripes; ++s) {
     std::vector<std::size_t> forwarders, tails;
     for (std::size_t i = 0; i < workers.size(); ++i) (is_tail[s][i] ? tails : forwarders).push_back(i);
-    if (tails.empty()) {  // never with plans of plan_stripes(), in which each stripe has a tail
+    if (tails.empty()) {  // plans of plan_stripes() have a tail in each stripe, other plans may have none
       tails.push_back(forwarders.back());
       forwarders.pop_back();
     }
-    // Rotates the order, so that each worker is near the learner in some stripe.
+    // Rotates the order by 1/stripes of it from stripe to stripe, so that each worker is near the learner in some
+    // stripe.
     if (!forwarders.empty())
       std::rotate(forwarders.begin(),
                   forwarders.begin() + static_cast<std::ptrdiff_t>(s * forwarders.size() / stripes % forwarders.size()),

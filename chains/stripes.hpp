@@ -3,7 +3,8 @@
 // A chain is as fast as its slowest forwarder. A stripe is a set of chains over all workers for 1/s of the chunks. With
 // s stripes, a worker forwards in as many as its uplink carries, and ends a chain (is a tail) in the others. With
 // chains it sends at most one copy, however fast it is. With trees it may feed several children in the stripes where it
-// forwards. So all uplinks are used, and the bound N*F/(B + sum u) is reached up to rounding (broadcast_model.hpp).
+// forwards. So all uplinks are used, and the bound N*F/(B + sum u) is reached up to rounding: N workers with uplinks u
+// receive a payload F, and the learner has the uplink B (broadcast_model.hpp).
 #pragma once
 #include <span>
 
@@ -11,18 +12,20 @@
 
 namespace echoline::chains {
 
-inline constexpr std::size_t kPlannedStripesMax = 16;
-// For trees: a worker whose uplink carries one copy has this many children where it forwards, so trees are shallow.
+inline constexpr std::size_t kPlannedStripesMax = 16;  // each stripe may give a worker one more parent
+// For trees. A worker whose uplink carries one copy of the payload can spend it on one stripe, and feeds at least this
+// many children there. So trees are shallow.
 inline constexpr std::size_t kTreeStripesMin = 4;
-inline constexpr std::size_t kTreeChildrenMax = 8;      // per worker and stripe
-inline constexpr std::size_t kPlannedChildrenMax = 64;  // per worker, all stripes
+inline constexpr std::size_t kTreeChildrenMax = 8;          // per worker and stripe
+inline constexpr std::size_t kChildrenOverStripesMax = 64;  // per worker, all stripes together
 
-// Usable fraction of the sum of all uplinks with edges of different rates; the rest is in pieces too small for an edge.
+// Usable fraction of the sum of all uplinks if edges (links from parent to child in a stripe) have different rates. The
+// rest is in pieces too small for an edge.
 inline constexpr double kUsableUplinkFraction = 0.95;
 
 struct StripeLimits {
-  std::size_t children_max = 1;  // per worker and stripe
-  BitRate reserved_up{};         // uplink kept free for workers outside this plan
+  std::size_t children_per_stripe_max = 1;  // per worker and stripe
+  BitRate reserved_up{};                    // uplink kept free for workers outside this plan
 };
 
 struct StripePlan {
@@ -33,11 +36,10 @@ struct StripePlan {
 };
 
 // Plans for the highest rate r, up to rounding. u_i are the N workers' uplinks, B the learner's, d_min is the least
-// downlink. With q = r/s and c = children_max these limits hold: sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, and
-// r <= min(B, d_min). The learner has a child in every stripe. If `reserved_up` is not 0, N r + reserved_up <=
-// kUsableUplinkFraction (B + sum u).
-// Uses the fewest stripes within 3 % of the best rate. Workers that may not forward count as uplink 0. Requires at
-// least one worker.
+// downlink. With q = r/s and c = children_per_stripe_max these limits hold: sum_i min(s*c, floor(u_i/q)) + floor(B/q)
+// >= s*N, and r <= min(B, d_min). The learner has a child in every stripe. If `reserved_up` is not 0, N r + reserved_up
+// <= kUsableUplinkFraction (B + sum u). Uses the fewest stripes within 3 % of the best rate. Workers that may not
+// forward count as uplink 0. Requires at least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});
 
 // The plan for a given rate and number of stripes. The learner may get more children than its uplink carries.

@@ -1,4 +1,5 @@
-// Lookups in a topology, and its text forms.
+// Lookups in a topology, and its text forms. A topology has chains of workers, in several sets (stripes) if each set
+// carries only a share of the payload. A graft attaches a chain to a worker of another chain.
 #include "chains/topology.hpp"
 
 #include <algorithm>

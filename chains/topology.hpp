@@ -14,11 +14,11 @@
 
 namespace echoline::chains {
 
-// echo2: m = floor(B / b) chains in score order. best_chains: the m that maximises the full-payload rate for unequal
-// uplinks. star: the learner serves all workers. stripes: several sets of chains, each for a share of the chunks, so
-// that a fast worker forwards more shares than a slow one (stripes.hpp). trees: like stripes, but a worker may have
-// several children in a stripe and so send more than one copy. auto: the fastest of these for a payload and a fleet
-// (choice.hpp); no topology has this policy.
+// echo2: m = floor(B / b) chains in score order, for the learner's uplink B and a rate b of one chain. best_chains: the
+// m that maximises the full-payload rate for unequal uplinks. star: the learner serves all workers. stripes: several
+// sets of chains, each for a share of the chunks, so that a fast worker forwards more shares than a slow one
+// (stripes.hpp). trees: like stripes, but a worker may have several children in a stripe and so send more than one
+// copy. auto: the fastest of these for a payload and a fleet (choice.hpp); no topology has this policy.
 enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes, kTrees, kAuto };
 
 std::string_view to_string(TopologyPolicy policy);

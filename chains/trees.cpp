@@ -1,4 +1,6 @@
-// Plans, builds and repairs trees, for plan_chains(), plan_relays() and the learner's topology.
+// Plans, builds and repairs trees, for plan_chains(), plan_relays() and the learner's topology. A stripe is a share of
+// the payload's chunks that has a tree of its own over all workers. A late worker has too slow a downlink for the
+// trees; the others are in time.
 #include "chains/trees.hpp"
 
 #include <algorithm>
@@ -21,6 +23,7 @@ namespace {
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 // A parent keeps its children as long as its uplink gives each child this fraction of the best rate. If no other parent
 // is left, it also takes another child on this condition.
+// Below 1, so that small changes of measured rates move no worker.
 constexpr double kRateFractionMin = 0.9;
 constexpr double kRounding = 1 + 1e-9;   // a ratio that misses an integer by this factor counts as that integer
 constexpr double kLateTolerance = 1.03;  // times within this factor count as equal, so fewer workers are made late
@@ -43,12 +46,12 @@ BitRate late_download_rate(std::span<const ChainWorker> workers, const std::vect
 // The limits for trees. `reserved_up`: uplink reserved for late workers.
 StripeLimits tree_limits(BitRate reserved_up = {}) {
   StripeLimits limits;
-  limits.children_max = kTreeChildrenMax;
+  limits.children_per_stripe_max = kTreeChildrenMax;
   limits.reserved_up = reserved_up;
   return limits;
 }
 
-// Targets of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
+// The targets of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
 struct TreeTargets {
   std::vector<bool> is_late;
   std::vector<BitRate> worker_rates;
@@ -84,15 +87,16 @@ class TreeRepair {
         uplink_load_(workers.size() + 1, 0),
         child_count_(workers.size() + 1, 0) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
-      up_.push_back(is_late_[i] ? 0 : workers[i].forwarding_up().bits_per_s);
+      up_.push_back(is_late_[i] ? 0 : workers[i].forwarding_up().bits_per_s);  // late workers forward nothing
       edge_rate_.push_back(targets.worker_rates[i].bits_per_s / static_cast<double>(parents_.size()));
       region_count_ = std::max<std::size_t>(region_count_, region_of(i) + 1);
     }
-    up_.push_back(learner_up.bits_per_s);
+    up_.push_back(learner_up.bits_per_s);  // the learner has the last index
     region_count_ = std::max<std::size_t>(region_count_, region_of(learner_) + 1);
     link_load_.assign(region_count_, std::vector<double>(region_count_, 0));
     keep_old_edges(topology, reattached);
-    // In all stripes, attaches the relays before other workers, which could use up the links' capacity.
+    // A region's relay in a stripe is the worker that another region feeds. Attaches the relays of all stripes before
+    // other workers, which could use up the links' capacity.
     for (std::size_t s = 0; s < parents_.size() && region_count_ > 1; ++s) repair_stripe(s, RepairPass::kRelays);
     relay_link_load_ = link_load_;  // the traffic of relays alone
     for (std::size_t s = 0; s < parents_.size(); ++s) repair_stripe(s, RepairPass::kOthers);
@@ -100,7 +104,8 @@ class TreeRepair {
   }
 
   // Returns the rate that every worker in time reaches. A parent's children in time share the uplink that its late
-  // children leave over, and each gets at least an even share among all children.
+  // children leave over, and each gets at least an even share among all children. An edge carries one stripe, so a
+  // worker's rate is that of an edge times the number of stripes.
   BitRate in_time_rate() const {
     double rate = up_[learner_];
     std::vector<double> late_load(up_.size(), 0), child_counts(up_.size(), 0), in_time_counts(up_.size(), 0);
@@ -161,7 +166,7 @@ class TreeRepair {
   // Whether the parent may have this child too: its uplink suffices for all its children at this fraction of the best
   // rate, and it has few enough children. The learner may have any number of children.
   bool uplink_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
-    const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax);
+    const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kChildrenOverStripesMax);
     return (uplink_load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
            (parent == learner_ || child_count_[parent] < children_max);
   }
@@ -178,7 +183,8 @@ class TreeRepair {
     ++child_count_[parent];
   }
 
-  // Takes over the old edges that still fit. Edges to workers in time come first; late workers get what is left.
+  // Keeps the edges of the old trees that still fit the uplinks and links. Edges to workers in time come first; late
+  // workers get what is left.
   void keep_old_edges(const Topology& topology, std::optional<WorkerId> reattached) {
     std::map<WorkerId, std::size_t> index_by_id{{kLearnerId, learner_}};
     for (std::size_t i = 0; i < workers_.size(); ++i)
@@ -200,8 +206,10 @@ class TreeRepair {
   // each region that is not reached, as its relay.
   void repair_stripe(std::size_t stripe, RepairPass pass) {
     std::vector<std::size_t>& parents = parents_[stripe];
+    // Modulo, because the topology may have more stripes than the present plan.
     const RelayPaths* paths = relay_paths_.empty() ? nullptr : &relay_paths_[stripe % relay_paths_.size()];
     auto children = children_of(parents);
+    // An orphan is a worker in time without a parent.
     std::vector<std::size_t> orphans,
         depth(workers_.size() + 1, kNone);  // kNone: the learner does not reach the worker
     for (std::size_t i = 0; i < parents.size(); ++i)
@@ -232,12 +240,12 @@ class TreeRepair {
     // Returns the possible parent nearest the learner with room for the child; kNone if there is none. Erases parents
     // without room from the set, because this function only ever adds children.
     const auto nearest_parent = [&](ByDepth& parents_by_depth, std::size_t child, double rate_fraction,
-                                    bool learner_too) {
+                                    bool may_be_learner) {
       for (auto it = parents_by_depth.begin(); it != parents_by_depth.end();) {
         const std::size_t i = it->second;
         if (!uplink_has_room(i, child, rate_fraction) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
           it = parents_by_depth.erase(it);
-        else if ((i == learner_ && !learner_too) || !link_has_room(i, child, rate_fraction))
+        else if ((i == learner_ && !may_be_learner) || !link_has_room(i, child, rate_fraction))
           ++it;
         else
           return i;
@@ -270,12 +278,12 @@ class TreeRepair {
     };
     const auto attach = [&](std::size_t orphan) {
       std::size_t parent = kNone;
-      for (const auto& [region, learner_too] : regions_to_search(orphan))
-        if (parent == kNone) parent = nearest_parent(candidates[region], orphan, /*rate_fraction=*/1, learner_too);
+      for (const auto& [region, may_be_learner] : regions_to_search(orphan))
+        if (parent == kNone) parent = nearest_parent(candidates[region], orphan, /*rate_fraction=*/1, may_be_learner);
       // With one region, falls back to the nearest parent at a lower rate. With several, falls back to the least
       // overloaded parent, because an overloaded link delays all workers behind it.
       if (parent == kNone && region_count_ == 1)
-        parent = nearest_parent(candidates_at_min_rate, orphan, kRateFractionMin, /*learner_too=*/true);
+        parent = nearest_parent(candidates_at_min_rate, orphan, kRateFractionMin, /*may_be_learner=*/true);
       if (parent == kNone) parent = least_overloaded_parent(orphan, depth, children);
       set_parent(parents, orphan, parent);
       children[parent].push_back(orphan);
@@ -287,7 +295,7 @@ class TreeRepair {
   }
 
   // The traffic between two regions that is planned for the stripes up to and including this one: that of all relays,
-  // and of the rest a share that grows evenly with the stripes.
+  // and of the rest a share that grows evenly with the stripes. So early stripes leave capacity for later ones.
   double planned_share(std::size_t from, std::size_t to, std::size_t stripe) const {
     const double stripes_done = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
     return relay_link_load_[from][to] + (planned_link_load_[from][to] - relay_link_load_[from][to]) * stripes_done;
@@ -342,12 +350,13 @@ class TreeRepair {
       if (parents[i] == kNone) unattached.push_back(i);
     }
     if (unattached.empty()) return;
-    // Possible parents by region and spare uplink, which is negated, so that the largest is first.
+    // Possible parents by region and spare uplink (bit/s), which is negated, so that the largest is first.
     std::vector<std::set<std::pair<double, std::size_t>>> by_spare(region_count_);
     const auto spare_uplink = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (up_[i] > 0 && child_counts[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare_uplink(i), i);
-    // Whether the region's parent with most spare uplink, and the link from there, have room for one more child.
+    // Whether the region's possible parent with most spare uplink, and the link from there, have room for one more
+    // child.
     const auto has_room = [&](std::size_t region, std::size_t child) {
       const auto& candidates = by_spare[region];
       if (candidates.empty()) return false;
@@ -360,7 +369,7 @@ class TreeRepair {
       std::size_t region = home;
       for (std::size_t k = 0; k < region_count_ && region_count_ > 1 && !has_room(region, child); ++k)
         if (has_room(k, child)) region = k;
-      if (by_spare[region].empty()) region = region_of(learner_);
+      if (by_spare[region].empty()) region = region_of(learner_);  // no worker there can take a child
       auto& candidates = by_spare[region];
       std::size_t parent = learner_;
       // Whether a worker with this much spare uplink becomes the parent, not the learner.
@@ -394,7 +403,7 @@ class TreeRepair {
 
 }  // namespace
 
-// Considers one payload with 0, 1, 2, ... late workers, slowest downlinks first.
+// Considers a large payload with 0, 1, 2, ... late workers, slowest downlinks first.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   ECHO_CHECK(!workers.empty());
   const std::size_t n = workers.size();
@@ -408,7 +417,7 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
   for (const ChainWorker& w : workers) uplink_total += w.forwarding_up().bits_per_s;
   struct LateChoice {
     std::size_t late_count;
-    double quorum_time, mean_time;  // seconds per bit
+    double quorum_time, mean_time;  // seconds per bit of the payload: the reciprocals of rates
   };
   std::vector<LateChoice> choices;
   double late_rate_sum = 0, late_time_sum = 0;  // over the late workers: bit/s, seconds per bit
@@ -418,7 +427,8 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
       late_time_sum += 1 / down_of_rank(late_count - 1);
       uplink_total -= workers[order[late_count - 1]].forwarding_up().bits_per_s;
     }
-    // The uplink and the rate of the workers in time.
+    // The uplink that late workers leave over, and the rate of the workers in time. With late workers, edges have
+    // different rates, so that not all uplink is usable.
     const double uplink_left = late_count > 0 ? kUsableUplinkFraction * uplink_total - late_rate_sum : uplink_total;
     const double in_time_count = static_cast<double>(n - late_count);
     const double rate = std::min({learner_up.bits_per_s, down_of_rank(late_count), uplink_left / in_time_count});
@@ -460,7 +470,8 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
   const std::size_t stripes = plan.stripes, n = workers.size();
   std::vector<std::size_t> children_left = plan.child_counts, order(n), child_counts(n);
   const std::size_t planned_edges = std::accumulate(children_left.begin(), children_left.end(), std::size_t{0});
-  // Seeds are children of the learner. Every stripe has at least one.
+  // Seeds are children of the learner. All stripes together have `stripes * n` edges, one to each worker in each
+  // stripe; those that no worker feeds begin at the learner. Every stripe has at least one seed.
   const std::size_t seed_count = stripes * n - std::min(planned_edges, stripes * (n - 1));
   topology.further_stripes.resize(stripes - 1);
   topology.grafts.assign(stripes, {});
@@ -469,6 +480,7 @@ void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers,
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return children_left[a] > children_left[b]; });
+    // Divides the seeds evenly: the first seed_count % stripes stripes have one more.
     std::size_t learner_edges = seed_count / stripes + (s < seed_count % stripes),
                 worker_edges_left = n - learner_edges;
     std::fill(child_counts.begin(), child_counts.end(), 0);
@@ -513,7 +525,7 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
   const auto in_time = workers_in_time(workers, plan.is_late);
   build_in_time(plan.stripes, in_time, topology);
   if (in_time.size() == workers.size()) return;
-  // The repair attaches the late workers.
+  // The repair attaches the late workers. At least 1 bit/s, so that every edge takes some uplink.
   const BitRate rate{std::max(1.0, plan.stripes.rate.bits_per_s)};
   TreeRepair(topology, learner_up, workers, tree_targets(rate, workers, plan.is_late), std::nullopt)
       .write_chains(topology);
@@ -522,7 +534,8 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
 void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                          BitRate reserved_up, Topology& topology) {
   StripePlan plan = plan_stripes_at_rate(rate, stripes, learner_up, workers, tree_limits());
-  // `reserved_up` comes from the uplink that the workers do not need themselves.
+  // Edges are counted: one edge feeds one child in one stripe and takes rate / stripes. `reserved_up` comes from the
+  // edges that the workers' uplinks could feed beyond those that the workers need.
   const auto reserved_edges = static_cast<std::size_t>(
       std::ceil(reserved_up.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
   const std::size_t kept_edges = plan.child_capacity_total - std::min(plan.child_capacity_total, reserved_edges);
@@ -550,7 +563,7 @@ void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const C
 
 BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
                     const Regions& regions) {
-  // So large that the first chunk's time from hop to hop does not matter.
+  // A payload of 1 TiB in chunks of 1 MiB: so large that the first chunk's time from hop to hop does not matter.
   constexpr Bytes kPayload{std::uint64_t{1} << 40}, kChunk{std::uint64_t{1} << 20};
   std::vector<WorkerLink> links;
   for (const ChainWorker& w : workers)
@@ -575,8 +588,10 @@ RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::sp
   } else {
     const TreePlan replanned_plan = plan_trees(learner_up, workers, quorum);
     repaired.replanned_rate = replanned_plan.stripes.rate;
+    // The repair keeps the number of stripes, so its rate is the best one with that number.
     const BitRate rate = best_rate(topology.stripes(), learner_up, workers_in_time(workers, replanned_plan.is_late),
                                    tree_limits(late_download_rate(workers, replanned_plan.is_late)));
+    // At least 1 bit/s, because edges' rates are divisors.
     targets = tree_targets({std::max(1.0, rate.bits_per_s)}, workers, replanned_plan.is_late);
   }
   for (std::size_t i = 0; i < workers.size(); ++i)

@@ -13,13 +13,14 @@ using nlohmann::json;
 constexpr std::size_t kExcerptBytesMax = 120;
 constexpr std::array<std::string_view, 4> kRoles{"system", "user", "assistant", "tool"};
 
+// An error without an operation's name, which the caller knows.
 template <class... Args>
 Error input_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "", format, std::forward<Args>(args)...);
 }
 
 std::string excerpt(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, kExcerptBytesMax);
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace).substr(0, kExcerptBytesMax);
 }
 
 Result<std::string> read_content(const json& message) {
@@ -55,7 +56,8 @@ Result<ChatMessage> read_message(const json& message) {
 PolicyInput prompt_of(const Problem& problem) {
   if (problem.messages().empty()) return problem.prompt();
   std::vector<ChatMessage> messages;
-  for (const schema::Message& m : problem.messages()) messages.push_back({.role = m.role(), .content = m.content()});
+  for (const schema::Message& message : problem.messages())
+    messages.push_back({.role = message.role(), .content = message.content()});
   return PolicyInput(std::move(messages));
 }
 

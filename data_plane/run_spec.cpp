@@ -23,6 +23,7 @@ Result<std::string> pack_run_spec(const schema::RunSpec& spec) {
 }
 
 Result<schema::RunSpec> unpack_run_spec(std::string_view packed) {
+  // Checked before anything is unpacked, because a small frame can unpack to any size.
   const unsigned long long size = ZSTD_getFrameContentSize(packed.data(), packed.size());
   if (size == ZSTD_CONTENTSIZE_ERROR || size == ZSTD_CONTENTSIZE_UNKNOWN || size > kRunSpecBytesMax)
     return fail(Code::kCorrupt, "run specification", "expected a zstd frame of at most {} bytes", kRunSpecBytesMax);

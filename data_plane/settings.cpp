@@ -23,13 +23,14 @@ bool read_scored_by(ConfigSection& s, const std::string& adapter) {
   return by_workers;
 }
 
-void read_adapter(ConfigSection& s, const std::string& adapter, std::string& options_json, ConfigDoc doc) {
+// `help`: describes the options in the documentation if the adapter is not known.
+void read_adapter(ConfigSection& s, const std::string& adapter, std::string& options_json, ConfigDoc help) {
   const auto options = read_adapter_options(adapter, s);
   if (options) {
     options_json = *options;
   } else {
     if (!adapter.empty()) s.error("adapter", options.error().detail);
-    s.json("options", doc);  // without a known adapter, the options cannot be checked
+    s.json("options", help);  // without a known adapter, the options cannot be checked
   }
 }
 
@@ -43,7 +44,7 @@ void read(ConfigSection s, TaskSettings& settings, bool lists_tasks) {
     // Reads the keys all the same, so that they are documented and not reported as unknown.
     s.read("adapter", settings.adapter, kAdapterHelp);
     s.json("options");
-    read_scored_by(s, "");
+    read_scored_by(s, /*adapter=*/"");
   } else {
     s.require("adapter", settings.adapter, kAdapterHelp);
     settings.scored_by_workers = read_scored_by(s, settings.adapter);

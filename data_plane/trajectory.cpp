@@ -19,7 +19,7 @@ constexpr int kMetadataDepthMax = 64;
 constexpr std::size_t kFailureBytesMax = 4096;
 constexpr int kLeasesMax = 4096;  // leases in one message, at most
 constexpr std::uint64_t kVitalsBytesMax = 256;
-constexpr double kBusySecondsMax = 1e10;            // 300 years
+constexpr double kBusySecondsMax = 1e10;            // 300 years; also the limit of the time for installing policies
 constexpr std::uint64_t kRolloutsMax = 1ull << 53;  // integers up to this are exact in a double
 constexpr std::uint64_t kMemoryBytesMax = 1ull << 53;
 
@@ -42,7 +42,7 @@ Status check_metadata(const Trajectory& trajectory, const TrajectoryLimits& limi
   const std::string& json = trajectory.metadata_json();
   if (json.empty()) return ok();
   ECHO_TRY(check_metadata_size(trajectory, limits.metadata_max));
-  // Deep nesting would overflow the stack of a recursive JSON parser.
+  // Deep nesting would overflow the stack of a recursive JSON parser. Brackets in strings count too.
   int depth = 0;
   for (const char c : json) {
     if (c == '[' || c == '{') ++depth;
@@ -148,7 +148,7 @@ Status check_metadata_size(const Trajectory& trajectory, Bytes limit) {
 }
 
 Status check(const Trajectory& trajectory, const TrajectoryLimits& limits) {
-  (void)kQuietProtobuf;
+  (void)kQuietProtobuf;  // used here, so that no compiler calls it unused
   // protobuf keeps unknown fields of any size. They would be stored with the trajectory.
   const auto has_unknown_fields = [](const auto& message) {
     return !message.GetReflection()->GetUnknownFields(message).empty();

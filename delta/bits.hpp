@@ -10,15 +10,16 @@ namespace echoline::delta {
 
 class BitWriter {
  public:
-  // Appends the low `count` bits of `value`, at most 57.
+  // Appends the low `count` bits of `value`, at most 57: with the seven bits that may be pending they fill a 64-bit
+  // word.
   void put(std::uint64_t value, unsigned count) {
     if (pending_bits_ + count > 64) flush();
-    // The shift is below 64 also for `count` 0 with 64 pending bits.
+    // & 63: with 64 pending bits and `count` 0, a shift by 64 would be undefined.
     pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (pending_bits_ & 63);
     pending_bits_ += count;
   }
-  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one, in two calls of put()
-  // if they are many.
+  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one. More than 32 of these
+  // take two calls of put().
   void put_number(std::uint64_t value) {
     const auto length = static_cast<unsigned>(std::bit_width(value));
     put(length, 7);
@@ -36,6 +37,7 @@ class BitWriter {
  private:
   // Moves whole bytes to `bytes_`; at most seven bits remain pending.
   void flush() {
+    // + 8: store() always writes eight bytes.
     if (bytes_.size() < whole_bytes_ + 8) bytes_.resize(2 * bytes_.size() + 64);
     store(bytes_.data() + whole_bytes_, pending_);
     whole_bytes_ += pending_bits_ / 8;
@@ -56,7 +58,7 @@ struct BitReader {
   std::uint64_t bit_index = 0;  // of the next bit; beyond 8 * byte_count after reading past the end
 };
 
-// Reads at most 57 bits.
+// Reads at most 57 bits: they begin within the first byte of an eight-byte word.
 static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
   const std::uint64_t byte = reader.bit_index >> 3;
   std::uint64_t window = 0;
@@ -75,7 +77,7 @@ static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
 static inline std::uint64_t get_number(BitReader& reader) {
   const auto length = static_cast<unsigned>(get_bits(reader, 7));
   if (length > 64) {
-    reader.bit_index = ~std::uint64_t{0} >> 1;
+    reader.bit_index = ~std::uint64_t{0} >> 1;  // far past the end, but later reads do not overflow
     return 0;
   }
   if (length <= 1) return length;
@@ -92,7 +94,7 @@ struct BitSink {
   unsigned pending_bits = 0;  // below 8
 };
 
-// Appends `value`, which has at most `count` bits; `count` is at most 56.
+// Appends `value`, which has at most `count` bits; `count` is at most 56, because seven more bits may be pending.
 static inline void put_bits(BitSink& sink, std::uint64_t value, unsigned count) {
   sink.pending |= value << sink.pending_bits;
   sink.pending_bits += count;

@@ -2,9 +2,10 @@
 // instruction set. They find changes, sort elements into classes by their old value, and turn changes into tokens and
 // back. All sets give the same results. Internal to this folder; FORMAT.md, "Sparse coding", explains the numbers.
 //
-// A step is the signed difference of an element's new and old bits as ordered integers. Adjacent classes form a range.
+// A step is the signed difference of an element's new and old bits as ordered integers. A class holds the elements with
+// one old exponent. Adjacent classes form a range.
 // In a dense range every element is coded; in the other ranges only the changes and the gaps between them are. A block
-// is a part of a segment, which is a part of a tensor.
+// is a part of a segment, which is a part of a tensor that is coded independently.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,36 +15,39 @@
 namespace echoline::delta {
 
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
-inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
+inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;  // words with a bit for each element
 inline constexpr std::size_t kPrefetchBytes = 16384;  // distance of prefetched data from the current block
 // Room after a buffer's last element, because the kernels store whole vectors.
 inline constexpr std::uint32_t kSpareElements = 32;
-inline constexpr unsigned kClasses = 32;  // by old exponent
+inline constexpr unsigned kClasses = 32;  // by old exponent; the first and the last also hold all beyond them
 inline constexpr unsigned kRangesMax = 16;
 
-// A token stands for a step: its sign, its magnitude if that is at most 8, otherwise the magnitude's length and two
-// highest bits. FORMAT.md, "Tokens".
-inline constexpr unsigned kTokenBits = 9;
+// A token stands for a step: its sign, its magnitude if that is at most 8 (tokens below 16), otherwise the magnitude's
+// length and two highest bits; the further bits are stored separately. FORMAT.md, "Tokens".
+inline constexpr unsigned kTokenBits = 9;                   // suffice for kTokensMax
 inline constexpr unsigned kStepTokensMax = 260;             // for 64-bit elements, which have most
 inline constexpr unsigned kTokensMax = kStepTokensMax + 1;  // including "unchanged"
 
-// Tokens are coded with rANS: range asymmetric numeral systems, an entropy coder whose state is a number.
+// Tokens are coded with rANS: range asymmetric numeral systems, an entropy coder whose state is a number. A table
+// divides the slots 0 to 2^11 - 1 among the symbols: a symbol's frequency is its number of slots. The low bits of a
+// state are a slot, and so select the next symbol.
 inline constexpr unsigned kRansBits = 11;  // the frequencies of a table sum to 2^11
 inline constexpr std::uint32_t kRansSlots = 1u << kRansBits;
 inline constexpr std::uint32_t kRansFloor = 1u << 15;  // states are at least this between symbols, and below 2^31
-inline constexpr unsigned kRansStates = 4;
+inline constexpr unsigned kRansStates = 4;  // symbols use the states in turn, so that a processor overlaps their work
 
 // Small symbols, one per element of a dense range. Symbol s stands for the step ((s - kZeroStep) << low_bits) + l,
 // whose low bits l are stored separately. FORMAT.md, "Small symbols".
 inline constexpr unsigned kSymbolBits = 4;
 inline constexpr unsigned kSmallSymbols = 1u << kSymbolBits;
 inline constexpr unsigned kSmallUnchanged = kSmallSymbols - 1;  // the element does not change
-inline constexpr unsigned kZeroStep = 7;
+inline constexpr unsigned kZeroStep = 7;          // the symbol of step 0, so symbols 0 to 14 stand for -7 to 7
 inline constexpr unsigned kSmallSlots = 256;      // the frequencies of a table sum to this
 inline constexpr unsigned kSmallFloor = 256;      // states are at least this between symbols, and below 2^16
 inline constexpr unsigned kSmallStatesMax = 256;  // independent states
 inline constexpr unsigned kLowBitsMax = 48;
-// A run of symbols begins at a state whose number is a multiple of this.
+// A run is the symbols of one block. It begins at a state whose number is a multiple of this, so that vector code reads
+// whole vectors of states.
 inline constexpr unsigned kRunStateAlignment = 64;
 
 // Version 3 of the format, which can only be read.
@@ -55,8 +59,8 @@ inline constexpr unsigned kEscape = 511;     // in a table entry: the token foll
 struct BlockModel {
   std::uint32_t exponent_shift = 0;
   std::uint32_t exponent_mask = 0;
-  std::uint32_t base = 0;
-  bool is_float = false;  // sign and magnitude; false: two's complement
+  std::uint32_t base = 0;  // exponent of class 0
+  bool is_float = false;   // sign and magnitude; false: two's complement
   std::uint32_t range_count = 1;
   std::uint32_t dense_range_count = 0;  // dense ranges come first
   // Range r holds the classes from range_end[r - 1] up to below range_end[r]; the last end is 32.
@@ -85,27 +89,27 @@ struct BlockSink {
   GapSink gap[kRangesMax + 1];
   std::uint8_t* dense_symbols = nullptr;  // range << kSymbolBits | symbol
   std::uint32_t dense_symbol_count = 0;
-  BitSink low;  // low bits of dense elements' steps
+  BitSink low;  // bits of dense elements' steps that their small symbols leave out
 };
 
 // The elements of a block, sorted: all dense ranges together, and each range coded by gaps.
 struct SortedBlock {
   // Entry 0 is the dense ranges, entry g + 1 the g-th range coded by gaps. Bit i % 32 of mask[entry][i / 32] tells
-  // whether element i belongs to the entry. `before` counts the entry's elements in earlier words; beyond the block's
-  // last word it is 0xffff.
+  // whether element i belongs to the entry. A word is the bits of 32 elements. `before` counts the entry's elements in
+  // earlier words. Beyond the block's last word it is 0xffff, so that no search ends there.
   alignas(64) std::uint32_t mask[kRangesMax + 1][kBlockWordsMax];
   alignas(64) std::uint16_t before[kRangesMax + 1][kBlockWordsMax];
   std::uint32_t count[kRangesMax + 1];
 };
 
-// A table entry: bits 0-10 the slot's offset within its symbol, 11-21 the symbol's frequency minus one, 22-31 the
-// symbol.
+// An entry of a decoding table, for one slot: bits 0-10 the slot's number within its symbol, 11-21 the symbol's
+// frequency minus one, 22-31 the symbol.
 using RansEntry = std::uint32_t;
 
 // Reads interleaved rANS symbols. Past the end it reads zeros and keeps counting.
 struct RansReader {
-  std::uint32_t state[kRansStates] = {};
-  const std::byte* words = nullptr;  // little-endian 16-bit
+  std::uint32_t state[kRansStates] = {};  // each refilled with a word when it falls below kRansFloor
+  const std::byte* words = nullptr;       // little-endian 16-bit
   std::uint64_t word_count = 0;
   std::uint64_t word_index = 0;  // of the next word
   std::uint32_t turn = 0;        // index of the next symbol's state
@@ -137,7 +141,7 @@ struct SmallTables {
 };
 // Reads interleaved rANS runs of small symbols. Past the end it reads zeros and keeps counting.
 struct SmallReader {
-  alignas(64) std::uint16_t state[kSmallStatesMax] = {};
+  alignas(64) std::uint16_t state[kSmallStatesMax] = {};  // each refilled with a byte when it falls below kSmallFloor
   std::uint32_t state_count = 0;
   std::uint32_t turn = 0;  // index of the state with which the next run begins
   const std::byte* bytes = nullptr;
@@ -152,7 +156,7 @@ using RansCode = std::uint64_t;
 // The decoded changes of a range coded by gaps. A rank is an element's number among those of the range in the segment.
 struct GapSource {
   const std::uint64_t* ranks = nullptr;
-  const std::uint64_t* steps = nullptr;  // positive: larger magnitude; modulo the element's width
+  const std::uint64_t* steps = nullptr;  // positive: away from zero; modulo 2^(bits of an element)
   std::uint64_t count = 0;
   std::uint64_t next_index = 0;     // of the next change
   std::uint64_t elements_seen = 0;  // elements of the range before this block
@@ -160,16 +164,16 @@ struct GapSource {
 struct BlockSource {
   GapSource gap[kRangesMax + 1];              // the last as in BlockSink
   const SmallTables* small_tables = nullptr;  // null in version 3
-  SmallReader small;
-  BitReader low;
-  const RansEntry* dense_tables = nullptr;  // version 3: kRansSlots entries for each dense range
-  bool is_wide = false;                     // version 3: dense symbols come from `wide`; false: from `narrow`
+  SmallReader small;                          // small symbols of the elements of dense ranges
+  BitReader low;                              // the bits of their steps that the symbols leave out
+  const RansEntry* dense_tables = nullptr;    // version 3: kRansSlots entries for each dense range
+  bool is_wide = false;                       // version 3: dense symbols come from `wide`; false: from `narrow`
   RansReader narrow;
   ManyStateRansReader wide;
   BitReader bits;                     // version 3: extra bits of dense elements' steps, and tokens after escapes
   bool has_output_per_block = false;  // each block is written to its own memory, worth prefetching
   std::uint64_t changed = 0;          // elements changed so far
-  bool malformed = false;
+  bool malformed = false;             // a symbol or change was found that cannot be right
 };
 
 // One set of kernels. Arrays are indexed by width_index(): 8, 16, 32 and 64-bit elements. `prev` and `old` are old
@@ -197,7 +201,7 @@ struct Kernels {
   // gave `changed` and the number of changes, `changed_count`. The outputs have room for kSpareElements more.
   void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count,
                      std::uint32_t changed_count, std::uint32_t first, std::uint32_t* positions, std::byte* values);
-  // Adds one to counts[(bits >> shift) & mask] for each element.
+  // Adds one to counts[(bits >> shift) & mask], the count of its exponent, for each element.
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);
   // Adds one to counts[range << kTokenBits | symbol] for each element of dense ranges; symbol 0 is "unchanged", t + 1

@@ -112,6 +112,7 @@ std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t co
       if constexpr (sizeof(T) == 1) {
         same = static_cast<std::uint32_t>(_mm256_movemask_epi8(equal[0]));
       } else if constexpr (sizeof(T) == 2) {
+        // Packing interleaves the two vectors' halves; 0xd8 swaps the middle quarters and so puts them back in order.
         const auto packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(equal[0], equal[1]), 0xd8);
         same = static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
       } else {
@@ -163,7 +164,7 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
   // Four words at a time, so that each bound is loaded once for them.
   std::uint32_t word = 0;
   for (; word + 4 <= words; word += 4) {
-    __m512i above[4];
+    __m512i above[4];  // exponents above the base, which are the classes before clamping
     for (std::uint32_t k = 0; k < 4; ++k)
       above[k] = _mm512_subs_epu16(
           _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64 * (word + k)), shift), exponent_mask), base);
@@ -183,13 +184,13 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
   const __m256i base = _mm256_set1_epi16(static_cast<short>(model.base));
   const std::uint32_t words = count / 32;
   for (std::uint32_t word = 0; word < words; ++word) {
-    __m256i above[2];
+    __m256i above[2];  // exponents above the base, which are the classes before clamping
     for (unsigned k = 0; k < 2; ++k) {
       const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + 64 * word) + k);
       above[k] = _mm256_subs_epu16(_mm256_and_si256(_mm256_srl_epi16(bits, shift), exponent_mask), base);
     }
     for (std::uint32_t entry = 0; entry < bounds.last_entry; ++entry) {
-      // Exponents fit in 15 bits, so signed comparison is correct.
+      // Exponents fit in 15 bits, so signed comparison is correct. 0xd8: as in diff(), restores the order.
       const __m256i bound = _mm256_set1_epi16(bounds.class_end[entry]);
       const __m256i packed = _mm256_permute4x64_epi64(
           _mm256_packs_epi16(_mm256_cmpgt_epi16(bound, above[0]), _mm256_cmpgt_epi16(bound, above[1])), 0xd8);
@@ -215,8 +216,8 @@ void nest_tail(const std::byte* old, std::uint32_t from, std::uint32_t count, co
   }
 }
 
-// Stores the masks mask[word] & ~inner[word], and in `before` the number of their bits before each word. Returns the
-// number of bits.
+// Replaces each mask[word] by mask[word] & ~inner[word], and stores in `before` the number of bits before each word.
+// `inner`: the nested masks of the entry before. Returns the number of bits.
 std::uint32_t separate_entry(std::uint32_t* mask, const std::uint32_t* inner, std::uint32_t words,
                              std::uint16_t* before) {
   std::uint32_t word = 0;
@@ -384,6 +385,7 @@ struct Lanes16 {
     return _mm512_min_epu16(above, _mm512_set1_epi16(kClasses - 1));
   }
   __m512i range_of(__m512i old) const { return _mm512_permutexvar_epi16(class_of(old), ranges); }
+  // Flips all bits of a negative float, and only the sign bit of another one. from_ordered() is the inverse.
   __m512i to_ordered(__m512i bits) const {
     return is_float ? _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi16(bits, 15), sign_bit)) : bits;
   }
@@ -473,7 +475,7 @@ void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, s
 template <class T>
 void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                      std::uint64_t* counts) {
-  if (mask > 0xff) {
+  if (mask > 0xff) {  // an exponent of this type does not fit in a byte
     for (std::uint32_t i = 0; i < count; ++i)
       ++counts[static_cast<std::uint32_t>(read_element<T>(old + i * sizeof(T)) >> shift) & mask];
     return;
@@ -501,6 +503,7 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
         return _mm256_and_si256(_mm256_srl_epi16(bits, _mm_cvtsi32_si128(static_cast<int>(shift))),
                                 _mm256_set1_epi16(static_cast<short>(mask)));
       };
+      // 0xd8: as in diff(), restores the order.
       const auto packed = _mm256_permute4x64_epi64(
           _mm256_packus_epi16(exponents_at(elements_done), exponents_at(elements_done + 16)), 0xd8);
       _mm256_store_si256(reinterpret_cast<__m256i*>(exponents + elements_done), packed);

@@ -31,6 +31,8 @@ void read_wide(ManyStateRansReader& reader, std::uint32_t count, const RansEntry
   const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
   const std::byte* words = reader.words + 2 * reader.word_index;
   const std::byte* const words_end = reader.words + 2 * reader.word_count;
+  // Decodes one symbol from each of 16 states: state % 2^11 is the slot, the slot's table entry has the symbol, and the
+  // next state is frequency * (state / 2^11) + offset. A state below the floor takes in one word of input.
   const auto read = [&](unsigned vector, std::uint16_t* vector_symbols, __mmask16 active) {
     const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, vector_symbols));
     const __m512i slot = _mm512_and_si512(state[vector], slot_mask);
@@ -108,6 +110,7 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* old_elements, const BlockMo
   const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
                 above = _mm512_sub_epi32(token, set(16));
   if (_mm512_cmpgt_epu32_mask(token, set(kLargestToken)) != 0) return false;
+  // Number of each element's extra bits, and their ends, counted from the end of the bits read so far.
   const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
   __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // prefix sums
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 14));
@@ -161,7 +164,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
       const __m512i ordered = lanes.to_ordered(old);
       const __m512i now =
           lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
-      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));
+      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));  // tokens from 16 on
       _mm512_storeu_si512(values + i, now);
       if (is_open != 0) {
         _mm512_storeu_si512(open_indices + open_count, _mm512_maskz_compress_epi16(is_open, lane));
@@ -197,7 +200,8 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
 // ---- small symbols to changes ----
 
 #if defined(__AVX512VBMI2__)
-// Reads kGroups times 64 symbols, interleaved, because each instruction of a group waits for the previous one.
+// Reads kGroups times 64 symbols. Each instruction of a group waits for the previous one, so those of several groups
+// are interleaved. kHalf: the tables of all ranges fit in 128 entries, half of the largest size.
 template <bool kHalf, unsigned kGroups>
 struct SmallLanes {
   const ByteTable<kHalf> first_of, frequency_minus_one_of;
@@ -408,6 +412,7 @@ void resolve_dense(const std::byte* old_elements, std::uint32_t count, const Blo
       if (low_count > 0) get_lows(source.low, lengths, low_count, lows);
     }
     const std::uint16_t* next_low = lows;
+    // Called with constants, so that the compiler makes one copy without the code for low bits.
     const auto apply_symbols = [&](const bool has_low_bits) {
       for (i = 0; i < count; i += 32) {
         const __mmask32 active = mask_at(i);
@@ -438,10 +443,10 @@ void resolve_dense(const std::byte* old_elements, std::uint32_t count, const Blo
     if (has_exceptions) {
       Packed<T> old_values;  // a copy, because `now` may be the same memory
       std::memcpy(old_values, old_elements, count * sizeof(T));
-      model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
+      model.has_low_bits ? apply_symbols(/*has_low_bits=*/true) : apply_symbols(/*has_low_bits=*/false);
       apply_exceptions(old_values, symbols, first_rank, rank_end, model.is_float, exceptions, source, now);
     } else {
-      model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
+      model.has_low_bits ? apply_symbols(/*has_low_bits=*/true) : apply_symbols(/*has_low_bits=*/false);
     }
     source.changed += changed;
     return;

@@ -22,11 +22,13 @@ std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t coun
       const __m512i range = _mm512_slli_epi16(lanes.range_of(old), kTokenBits);
       const __m512i step = _mm512_sub_epi16(lanes.to_ordered(_mm512_loadu_si512(now + i)), lanes.to_ordered(old));
       const __m512i magnitude = _mm512_abs_epi16(step);
+      // The symbol of a magnitude m up to 8: 2 (m - 1) + towards_zero + 1. That of larger ones is set below.
       const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.sign_bit)), 15);
       __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
       const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
       if (large != 0) {
-        // Converted to float, a magnitude shows its length and its second highest bit.
+        // Converted to float, a magnitude shows its length and its second highest bit. The subtraction removes the
+        // exponent's bias (127) and gives a magnitude of 8, whose exponent is 3, the head 8.
         const auto head_of = [](__m256i part) {
           const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)));
           return _mm512_cvtepi32_epi16(
@@ -106,7 +108,8 @@ void put_exception(T old, T now, std::uint32_t rank, bool is_float, GapSink& out
 }
 
 #if defined(__AVX512VBMI2__)
-// Appends values of `lengths` bits, at most 14 each. Both arrays have room for kSpareElements more.
+// Appends values of `lengths` bits, at most 14 each. Joins four at a time, because one call of put_bits() per value
+// would take longer. Both arrays have room for kSpareElements more.
 void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, BitSink& sink) {
   const __m512i zero = _mm512_setzero_si512(), low16 = _mm512_set1_epi32(0xffff), low32 = _mm512_set1_epi64(0xffffffff);
   _mm512_storeu_si512(lows + count, zero);
@@ -182,12 +185,12 @@ void put_dense(const std::byte* old_elements, const std::byte* now, std::uint32_
                       exceptions);
       }
     };
-    if (model.has_low_bits) {
-      for (; i + 32 <= count; i += 32) put(~0u, true);
+    if (model.has_low_bits) {  // two loops, so that the compiler makes one without the code for low bits
+      for (; i + 32 <= count; i += 32) put(~0u, /*has_low_bits=*/true);
     } else {
-      for (; i + 32 <= count; i += 32) put(~0u, false);
+      for (; i + 32 <= count; i += 32) put(~0u, /*has_low_bits=*/false);
     }
-    if (i < count) put((1u << (count - i)) - 1, true);
+    if (i < count) put((1u << (count - i)) - 1, /*has_low_bits=*/true);
     if (low_count > 0) put_lows(lows, lengths, low_count, sink.low);
     i = count;
   }
@@ -236,6 +239,7 @@ void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, c
     const std::uint32_t range = symbols[i] >> kTokenBits, entry = range - model.dense_range_count + 1;
     const unsigned token = (symbols[i] & ((1u << kTokenBits) - 1)) - 1;
     GapSink& out = sink.gap[range];
+    // The element's rank within its range: elements in earlier blocks, in earlier words, and before it in its word.
     const std::uint32_t below = sorted.mask[entry][word] & ((1u << index[i] % 32) - 1);
     const std::uint64_t rank =
         out.elements_seen + sorted.before[entry][word] + static_cast<std::uint32_t>(__builtin_popcount(below));
@@ -259,7 +263,7 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
   const ByteTable<kHalf> others_of(codes.other_slots), first_of(codes.first_slot), low_of(codes.reciprocal_low),
       high_of(codes.reciprocal_high), shift_of(codes.shift);
   const __m512i byte = _mm512_set1_epi16(0xff), zero = _mm512_setzero_si512();
-  // Encodes the next symbols with the states of 64 lanes from `lane` on.
+  // Encodes the next symbols with the states of 64 lanes from `lane` on, as put_small() does with one state.
   const auto put = [&](const std::uint8_t* from, std::uint32_t lane, __mmask64 active) {
     const __m512i symbol = order_for_unpacking(_mm512_maskz_loadu_epi8(active, from));
     const __mmask64 high = kHalf ? 0 : _mm512_movepi8_mask(symbol);

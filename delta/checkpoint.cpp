@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr const char* kSingleFileName = "model.safetensors";  // of a folder without shards
 constexpr const char* kIndexName = kCheckpointIndexName;
-constexpr std::uint64_t kIndexBytesMax = 100'000'000;
+constexpr std::uint64_t kIndexBytesMax = 100'000'000;  // as of a safetensors header
 
 template <class... Args>
 Error invalid(fmt::format_string<Args...> format, Args&&... args) {

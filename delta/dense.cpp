@@ -1,4 +1,4 @@
-// Byte planes and their zstd streams, for SegmentEncoder and SegmentDecoder.
+// Byte planes and their zstd streams, for SegmentEncoder and SegmentDecoder. Plane i holds byte i of every element.
 #include "delta/dense.hpp"
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
@@ -17,7 +17,8 @@ namespace {
 
 Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "decode patch", "{}", defect); }
 
-// Copies byte `plane` of every element; a float's sign bit is first moved to the bottom.
+// Copies byte `plane` of every element, counted from the lowest. A float is first rotated by one bit, which moves its
+// sign to the bottom and its exponent to the top.
 template <class T>
 void copy_plane(const std::byte* __restrict elements, std::size_t count, std::size_t plane, bool is_float,
                 std::byte* __restrict to) {
@@ -40,10 +41,11 @@ void join_planes(const std::byte* __restrict planes, std::size_t count, bool is_
   }
 }
 
-// Whether all byte values are about equally frequent, so that an entropy code does not help. This is so for mantissas.
+// Whether all byte values of a sample are about equally frequent, so that an entropy code does not help. This is so for
+// the planes of mantissas.
 bool looks_random(ByteSpan bytes) {
   constexpr std::size_t kSampleBytes = 4096;
-  constexpr double kEntropyMin = 7.9;  // bits per byte; a sample of random bytes has 7.95
+  constexpr double kEntropyMin = 7.9;  // bits per byte; a sample of 4096 random bytes has 7.95 on average
   if (bytes.size() < kSampleBytes) return false;
   std::array<std::uint32_t, 256> counts{};
   const std::size_t stride = bytes.size() / kSampleBytes;
@@ -104,8 +106,8 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector
 }
 
 bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out) {
-  // Room for a block beyond the limit, because zstd codes a block worse if its room is short. The result is then the
-  // same as with unlimited room, and a hopeless attempt still ends early.
+  // Room for a block (and 1024 bytes for its headers) beyond the limit, because zstd codes a block worse if its room is
+  // short. The result is then the same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kExtraRoomBytes = ZSTD_BLOCKSIZE_MAX + 1024;
   const std::size_t limit_with_room = std::max(bytes_max, bytes_max + kExtraRoomBytes);  // max: against overflow
   const std::size_t room_bytes = std::min(ZSTD_compressBound(raw.size()), limit_with_room);
@@ -133,7 +135,7 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::si
 bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out) {
   // Exponents compress because some are frequent, not because they repeat. A level that hardly searches for repetitions
   // is faster and leaves more to the entropy code.
-  constexpr int kPlaneLevel = -500;
+  constexpr int kPlaneLevel = -500;  // of zstd: the more negative, the fewer searches
   const std::size_t element_bytes = dtype_bytes(dtype);
   const std::size_t old_size = out.size();
   ByteVector& plane = context_->plane;
@@ -167,6 +169,7 @@ double DenseEncoder::estimate_bytes(const Content& content, DType dtype) {
       for (std::size_t byte_index = 0; byte_index < sizeof(T); ++byte_index)
         ++counts[byte_index][static_cast<std::uint8_t>(bits >> (8 * byte_index))];
     });
+  // 2 * kSampleElements: the stride is rounded down, so up to twice as many elements may be sampled.
   static const auto n_log_n = [] {
     std::array<double, 2 * kSampleElements> values{};
     for (std::size_t n = 1; n < values.size(); ++n)

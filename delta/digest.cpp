@@ -32,6 +32,7 @@ void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
 
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
   ByteVector hashed;
+  // 4: type, rank, and two bytes for the length of the name.
   hashed.reserve(4 + tensor.name.size() + 8 * tensor.shape.size() + sizeof(Digest) * leaves.size());
   put(hashed, static_cast<std::uint8_t>(tensor.dtype));
   put(hashed, static_cast<std::uint8_t>(tensor.shape.size()));
@@ -48,7 +49,7 @@ Digest digest_tensor(const TensorView& tensor) {
   return digest_tensor(tensor, leaves);
 }
 
-Digest combine_digests(std::span<const Digest> tensors) {
+Digest state_digest_of_tensors(std::span<const Digest> tensors) {
   ByteVector hashed;
   hashed.reserve(kStateDomain.size() + 8 + sizeof(Digest) * tensors.size());
   put_bytes(hashed, as_byte_span(kStateDomain));
@@ -64,7 +65,7 @@ std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state) {
 }
 
 std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads) {
-  constexpr std::size_t kTaskBytes = 64 * kLeafBytes;
+  constexpr std::size_t kTaskBytes = 64 * kLeafBytes;  // that a thread hashes at a time
   struct Task {
     std::size_t tensor, first_byte;
   };
@@ -83,16 +84,16 @@ std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigne
   return leaves;
 }
 
-Digest combine_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves) {
+Digest state_digest_of_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves) {
   std::vector<Digest> digests;
   digests.reserve(state.size());
   for (std::size_t i = 0; i < state.size(); ++i) digests.push_back(digest_tensor(state[i], leaves[i]));
-  return combine_digests(digests);
+  return state_digest_of_tensors(digests);
 }
 
 Result<Digest> digest_state(const StateView& state, unsigned threads) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  return combine_leaves(sorted, leaf_digests_of(sorted, threads));
+  return state_digest_of_leaves(sorted, leaf_digests_of(sorted, threads));
 }
 
 }  // namespace echoline::delta

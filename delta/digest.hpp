@@ -27,9 +27,9 @@ std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigne
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves);
 Digest digest_tensor(const TensorView& tensor);
 // The state's digest, from those of all tensors in canonical order.
-Digest combine_digests(std::span<const Digest> tensors);
+Digest state_digest_of_tensors(std::span<const Digest> tensors);
 // The digest of a canonical state, from the digests of all leaves; does not read the tensors' bytes.
-Digest combine_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves);
+Digest state_digest_of_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves);
 // kInvalid if the state is invalid.
 Result<Digest> digest_state(const StateView& state, unsigned threads = 1);
 

@@ -1,4 +1,5 @@
-// Counts the steps of each exponent class and computes the bound from the counts.
+// Counts the steps (signed distances from old to new values) of each class (elements with one old exponent), and
+// computes the bound from the counts.
 #include "delta/entropy.hpp"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ bool has_sign(DType dtype) {
 
 constexpr std::int64_t kSmallStepsEnd = 64;  // steps in [-kSmallStepsEnd, kSmallStepsEnd) have a table entry
 constexpr std::size_t kSmallSteps = 2 * kSmallStepsEnd;
-constexpr std::size_t kUncountedStepsMax = 1u << 16;  // per class, before they are sorted and counted
+constexpr std::size_t kUncountedStepsMin = 1u << 16;  // large steps of a class that are sorted and counted at a time
 
 struct StepCount {
   std::uint64_t step = 0;  // two's complement
@@ -46,43 +47,46 @@ std::vector<StepCount> merge_sorted(const std::vector<StepCount>& a, const std::
   return merged;
 }
 
-// n·log2(n), the term of entropies from counts.
+// Returns n·log2(n). The entropy of counts is a sum of such terms.
 double n_log_n(std::uint64_t n) { return n == 0 ? 0.0 : static_cast<double>(n) * std::log2(static_cast<double>(n)); }
 
-// The steps (changes) of the elements with one exponent.
+// Counts how far the elements with one old exponent moved: step = new minus old bits, as ordered integers
+// (entropy.hpp).
 struct ClassCounts {
   std::uint64_t elements = 0;
-  std::array<std::uint64_t, kSmallSteps> small_steps{};  // counts
-  std::vector<std::uint64_t> uncounted;                  // unsorted large steps
-  std::vector<StepCount> large_steps;                    // earlier ones, sorted and counted
+  std::array<std::uint64_t, kSmallSteps> small_step_counts{};  // by step + kSmallStepsEnd
+  std::vector<std::uint64_t> pending_large_steps;              // unsorted, not yet in `large_step_counts`
+  std::vector<StepCount> large_step_counts;                    // sorted by step
 
   void add(std::int64_t step) {
     if (step >= -kSmallStepsEnd && step < kSmallStepsEnd) {
-      ++small_steps[static_cast<std::size_t>(step + kSmallStepsEnd)];
+      ++small_step_counts[static_cast<std::size_t>(step + kSmallStepsEnd)];
       return;
     }
-    uncounted.push_back(static_cast<std::uint64_t>(step));
-    if (uncounted.size() >= std::max(kUncountedStepsMax, large_steps.size())) sort_and_count();
+    pending_large_steps.push_back(static_cast<std::uint64_t>(step));
+    // Waits for at least as many as are counted already, so that all merges together take linear time.
+    if (pending_large_steps.size() >= std::max(kUncountedStepsMin, large_step_counts.size())) sort_and_count();
   }
   void sort_and_count() {
-    if (uncounted.empty()) return;
-    std::sort(uncounted.begin(), uncounted.end());
+    if (pending_large_steps.empty()) return;
+    std::sort(pending_large_steps.begin(), pending_large_steps.end());
     std::vector<StepCount> counts;
-    for (const std::uint64_t step : uncounted) {
+    for (const std::uint64_t step : pending_large_steps) {
       if (counts.empty() || counts.back().step != step) counts.push_back({.step = step});
       ++counts.back().count;
     }
-    large_steps = merge_sorted(large_steps, counts);
-    uncounted = {};
+    large_step_counts = merge_sorted(large_step_counts, counts);
+    pending_large_steps = {};
   }
 };
 
 struct TypeCounts {
-  std::vector<ClassCounts> classes;     // by exponent
-  std::vector<std::uint64_t> elements;  // by exponent; not yet added to `classes`
+  std::vector<ClassCounts> classes;  // by exponent
+  // By exponent; not yet added to `classes`. A flat array, because a kernel increments it for every element.
+  std::vector<std::uint64_t> elements;
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
-  void sort_and_count() {
+  void flush_and_count() {
     for (std::size_t exponent = 0; exponent < classes.size(); ++exponent) {
       classes[exponent].elements += std::exchange(elements[exponent], 0);
       classes[exponent].sort_and_count();
@@ -97,7 +101,7 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
   const bool is_float = field.mask != 0;
   const T mask = static_cast<T>(field.mask);
   const auto class_of = [&](T bits) { return static_cast<std::size_t>((bits >> field.shift) & mask); };
-  // A bijection to integers that increase with the value.
+  // A bijection to integers that increase with the value: negative floats have the order of their magnitudes reversed.
   const auto ordered = [&](T bits) -> T {
     constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
     if (is_float && (bits & kSign)) return static_cast<T>(~bits);
@@ -138,14 +142,14 @@ void EntropyCounter::add(DType dtype, const std::byte* prev, const std::byte* cu
 void EntropyCounter::merge(EntropyCounter&& other) {
   for (auto& [dtype, from] : other.types_->by_dtype) {
     TypeCounts& to = types_->by_dtype.try_emplace(dtype, dtype).first->second;
-    from.sort_and_count();
-    to.sort_and_count();
+    from.flush_and_count();
+    to.flush_and_count();
     for (std::size_t exponent = 0; exponent < from.classes.size(); ++exponent) {
       to.classes[exponent].elements += from.classes[exponent].elements;
       for (std::size_t i = 0; i < kSmallSteps; ++i)
-        to.classes[exponent].small_steps[i] += from.classes[exponent].small_steps[i];
-      to.classes[exponent].large_steps =
-          merge_sorted(to.classes[exponent].large_steps, from.classes[exponent].large_steps);
+        to.classes[exponent].small_step_counts[i] += from.classes[exponent].small_step_counts[i];
+      to.classes[exponent].large_step_counts =
+          merge_sorted(to.classes[exponent].large_step_counts, from.classes[exponent].large_step_counts);
     }
   }
   other.types_->by_dtype.clear();
@@ -154,7 +158,7 @@ void EntropyCounter::merge(EntropyCounter&& other) {
 EntropyBound EntropyCounter::bound() {
   EntropyBound total;
   for (auto& [dtype, counts] : types_->by_dtype) {
-    counts.sort_and_count();
+    counts.flush_and_count();
     for (const ClassCounts& class_counts : counts.classes) {
       std::uint64_t changed = 0;
       double step_log_sum = 0;
@@ -162,8 +166,8 @@ EntropyBound EntropyCounter::bound() {
         changed += count;
         step_log_sum += n_log_n(count);
       };
-      for (const std::uint64_t count : class_counts.small_steps) add(count);
-      for (const StepCount& step : class_counts.large_steps) add(step.count);
+      for (const std::uint64_t count : class_counts.small_step_counts) add(count);
+      for (const StepCount& step : class_counts.large_step_counts) add(step.count);
       total.elements += class_counts.elements;
       total.changed += changed;
       // n H2(k / n) = n log n - k log k - (n - k) log(n - k), with n elements and k changes; likewise for the steps.

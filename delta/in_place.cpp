@@ -1,4 +1,5 @@
-// Application in place: journal, recovery and locks. `echoline delta` calls it.
+// Applies a delta to a checkpoint's files in place. First writes the new values to a journal, then to the files, so
+// that recover() can complete an interrupted application. `echoline delta` calls it.
 #include "delta/in_place.hpp"
 
 #include <fcntl.h>
@@ -53,7 +54,7 @@ fs::path real_path(const fs::path& path) {
   return ec ? path : canonical_path;
 }
 
-// The journal is named after the checkpoint's file or index.
+// The journal is named after the checkpoint's file, or after the index if there are several files (shards).
 fs::path journal_path_of(const Checkpoint& checkpoint) {
   if (checkpoint.is_sharded()) return journal_of(real_path(checkpoint.path()), kCheckpointIndexName);
   const fs::path file = real_path(checkpoint.file_path(0));
@@ -139,7 +140,7 @@ Result<OpenJournal> open_journal(const fs::path& path) {
   return opened;
 }
 
-// Checks that the files have the sizes for which the journal was written.
+// Checks that the files have the sizes for which the journal was written; otherwise it belongs to other files.
 Status check_sizes(const Journal& journal, const fs::path& journal_path, const std::vector<fs::path>& paths,
                    const LockedFiles& files) {
   for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -326,6 +327,7 @@ Result<Recovery> recover(const fs::path& path, const ApplyOptions& options) {
   std::set<fs::path> journals = file_journals(checkpoint);
   journals.merge(index_journals(checkpoint));
   const std::set<fs::path> files = resolved_files(checkpoint);
+  // Enumerators of Recovery ascend in importance.
   Recovery outcome = discard_unfinished_journals(checkpoint);
   for (const fs::path& journal : journals) {
     ECHO_ASSIGN(const Recovery recovery,
@@ -360,7 +362,7 @@ Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::
   ECHO_TRY(check_nothing_to_recover(checkpoint, kOperation));
 
   const fs::path journal_path = journal_path_of(checkpoint);
-  {
+  {  // on an error, the destructor removes the uncommitted journal
     PendingJournal pending(journal_path);
     auto resolved = write_journal(checkpoint, patch, report.patch, pending, report, options);
     if (!resolved) {

@@ -37,10 +37,10 @@ struct ApplyOptions {
 // outcome is kCompleted.
 enum class Recovery { kNothing, kDiscarded, kCompleted };
 
-// Completes an application that was interrupted after its commit. Removes the journal of an
-// application that was interrupted earlier. If `path` is a folder, covers all its files. If it is a shard, covers the
-// checkpoint that contains it too. kCorrupt, without touching the files, if the journal is damaged or belongs to other
-// files. kUnavailable while another process uses the files.
+// Completes an application that was interrupted after its commit. Removes the journal of an application that was
+// interrupted earlier. If `path` is a folder, covers all its files. If it is a shard, covers the checkpoint that
+// contains it too. kCorrupt, without touching the files, if the journal is damaged or belongs to other files.
+// kUnavailable while another process uses the files.
 Result<Recovery> recover(const std::filesystem::path& path, const ApplyOptions& options = {});
 
 struct InPlaceReport {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kMagic = "ECHOJRNL";
 constexpr std::uint16_t kFormatVersion = 1;
-constexpr std::size_t kFileNameBytesMax = 255;
-// A record replaces a whole part of a file, or single elements. kEnd ends the journal.
+constexpr std::size_t kFileNameBytesMax = 255;  // as on Linux file systems
+// A journal is a header, records and an end. A record replaces a whole part of a file, or single elements.
 enum Kind : std::uint8_t { kWhole = 1, kSparse = 2, kEnd = 3 };
 
 Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "read journal", "{}", defect); }

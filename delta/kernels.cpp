@@ -1,4 +1,5 @@
-// Chooses the block kernels for this processor.
+// Chooses the block kernels for this processor: the set for the widest vectors that it has. The features below are
+// those for which the sets are compiled (CMakeLists.txt).
 #include <atomic>
 #include <cstdlib>
 #include <string_view>

@@ -26,11 +26,12 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOperation = "write checkpoint";
 constexpr std::string_view kSuffix = ".safetensors";
 
-// Extensions of files with weights, which are not copied because they are of another version.
+// Files with these extensions hold weights. They are not copied from the old checkpoint, because their weights are of
+// its version.
 constexpr std::array<std::string_view, 10> kWeightExtensions = {".safetensors", ".bin", ".pt",  ".pth",     ".ckpt",
                                                                 ".gguf",        ".h5",  ".npz", ".msgpack", ".onnx"};
 
-// Removes trailing slashes, so that the path has a last name.
+// Removes trailing slashes, so that filename() is not empty.
 fs::path normalized(const fs::path& path) {
   fs::path normal = path.lexically_normal();
   return normal.has_filename() ? normal : normal.parent_path();
@@ -41,7 +42,8 @@ Error exists_error(const fs::path& target) {
               target.string());
 }
 
-// Copies the bytes [offset, end) from one file to another, by the file system itself if it can.
+// Copies the bytes [offset, end) from one file to another, by the file system itself if it can. Errors name the source,
+// because the target still has a temporary name.
 Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, const fs::path& from_path) {
   while (offset < end) {
     auto from_offset = static_cast<off_t>(offset), to_offset = from_offset;
@@ -51,7 +53,7 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
     if (copied_bytes <= 0) break;
     offset += static_cast<std::uint64_t>(copied_bytes);
   }
-  // If the file system cannot copy, or not all, reads and writes the remaining bytes.
+  // Reads and writes the bytes that copy_file_range() left, for instance because the file systems differ.
   constexpr std::size_t kBufferBytes = 1u << 20;
   std::vector<std::byte> buffer(offset < end ? kBufferBytes : 0);
   while (offset < end) {
@@ -84,6 +86,7 @@ class PendingOutput {
       const Descriptor fd(::mkostemp(name.data(), O_CLOEXEC));
       if (fd.get() < 0) return os_error(kOperation, target);
       pending.path_ = name;
+      // mkostemp() makes files that only the owner can read.
       if (::fchmod(fd.get(), 0644) != 0) return os_error(kOperation, target);
     }
     return pending;
@@ -215,7 +218,7 @@ Status verify_and_publish(PendingOutput& pending, const Digest& result, const Ap
   return pending.publish();
 }
 
-// `fill` writes tensors; all other bytes are those of `like`.
+// Writes a checkpoint with the files of `like`. `fill` writes tensors into it; all other bytes are those of `like`.
 template <class Fill>
 Status write_like(const Checkpoint& like, const fs::path& target, const Digest& result, const ApplyOptions& options,
                   Fill&& fill) {

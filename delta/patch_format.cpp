@@ -12,8 +12,8 @@ constexpr std::string_view kMagic = "ECHOPTCH";
 constexpr std::uint16_t kFormatVersion = 4, kOldestVersion = 3;
 constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kGroupFrame = 'G', kTrailerFrame = 'T';
 constexpr std::size_t kFrameHeadBytes = 5;  // type, and length of the body
-constexpr std::size_t kChecksumBytes = 8;
-constexpr std::uint64_t kBoundBitsMax = std::uint64_t{1} << 40;  // of a layer; sums then do not overflow
+constexpr std::size_t kChecksumBytes = 8;   // of a 16-byte digest; enough against accidental damage
+constexpr std::uint64_t kBoundBitsMax = std::uint64_t{1} << 40;  // larger values are cut; sums cannot overflow
 
 Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "read patch", "{}", defect); }
 
@@ -55,6 +55,7 @@ Result<std::optional<Frame>> read_frame(ByteReader& reader, std::uint64_t positi
   return std::optional(frame);
 }
 
+// Reads a tensor's entry as encode_table() writes it.
 Result<PatchTensor> parse_table_entry(ByteReader& reader) {
   PatchTensor tensor;
   const std::uint64_t name_bytes = reader.read_varint();
@@ -94,6 +95,7 @@ Status PatchWriter::end_frame() {
   if (body_bytes > UINT32_MAX)
     return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body_bytes,
                 UINT32_MAX);
+  // + 1: the length follows the type.
   store(frame_.data() + frame_begin_ + 1, static_cast<std::uint32_t>(body_bytes));
   const Digest sum = digest_bytes(ByteSpan(frame_).subspan(frame_begin_));
   const ByteSpan checksum = ByteSpan(sum.bytes).first(kChecksumBytes);
@@ -151,7 +153,7 @@ Status PatchParser::add_header(ByteSpan body) {
   if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
   info.kind = static_cast<PatchKind>(kind);
   if (tensors > options_.tensors_max) return limit_error("tensors", tensors, options_.tensors_max);
-  ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
+  ECHO_ASSIGN(const Stream stream, read_stream(reader, /*raw_min=*/0, /*raw_max=*/UINT64_MAX));
   if (!reader.remaining().empty()) return corrupt("the header has bytes after the tensor table");
   if (stream.raw_bytes > options_.table_bytes_max)
     return limit_error("bytes of tensor table", stream.raw_bytes, options_.table_bytes_max);
@@ -183,6 +185,7 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool is_group) {
   const std::uint64_t bytes = tensor.elements * dtype_bytes(tensor.dtype);
   if (segment.index >= segment_count(bytes))
     return corrupt(fmt::format("tensor '{}' has no segment {}", tensor.name, segment.index));
+  // A group's last tensor counts, so that no later segment may lie in the group.
   const std::pair place(segment.tensor, segment.index);
   if (last_place_ && place <= *last_place_) return corrupt("the segments are not in order");
   std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(tensor.dtype);
@@ -269,7 +272,9 @@ Result<std::size_t> PatchParser::parse(ByteSpan bytes, std::vector<Segment>& seg
   for (; !trailer_read_; complete_bytes = read_bytes()) {
     ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, parsed_bytes_ + complete_bytes));
     if (!frame) break;
-    if (header_read_ == (frame->type == kHeaderFrame)) return corrupt("the header is not the first frame");
+    const bool is_header = frame->type == kHeaderFrame;
+    // The first frame must be a header, and no later one may be.
+    if (is_header == header_read_) return corrupt("the header is not the first frame");
     if (frame->type != kTrailerFrame) put_bytes(checksums_, frame->checksum);
     switch (frame->type) {
       case kHeaderFrame:

@@ -1,4 +1,5 @@
-// Decodes patches: threads resolve segments independently, and nothing is written before all of it is verified.
+// Decodes patches (a model's weights, or their changes since another version). Threads resolve segments (parts of
+// tensors) independently, and nothing is written before all of it is verified.
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,7 @@ Error stale_error(const Digest& actual, const Digest& expected) {
               expected.hex());
 }
 
-// A segment that owns its payloads.
+// A segment (an independently coded part of a tensor, or a group of small tensors) that owns its payloads.
 struct OwnedSegment {
   explicit OwnedSegment(const Segment& from) : segment(from) {
     for (Layer& layer : segment.layers)
@@ -55,6 +56,7 @@ struct OwnedSegment {
 // segments are copies. If there are more segments than the queue holds, waits for all of them and copies none.
 template <class Work>
 Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Work&& work) {
+  // The queue holds two segments per thread.
   const bool waits_for_all = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
   Status status = ok();
   for (const Segment& segment : segments) {
@@ -185,7 +187,7 @@ Error snapshot_error() {
 }
 
 Status check_result(const StateView& state, const std::vector<std::vector<Digest>>& leaves, const PatchInfo& info) {
-  if (const Digest actual = combine_leaves(state, leaves); actual != info.result)
+  if (const Digest actual = state_digest_of_leaves(state, leaves); actual != info.result)
     return fail(Code::kCorrupt, "apply delta",
                 "the result would have digest {}, the patch promised {}; the state was left as it was", actual.hex(),
                 info.result.hex());
@@ -209,7 +211,8 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
   const PatchInfo& info = parsed.info;
   if (info.kind != PatchKind::kDelta) return snapshot_error();
   ECHO_TRY(check_tensors_match(info, state));
-  if (const Digest actual = combine_leaves(state, leaves); actual != *info.base) return stale_error(actual, *info.base);
+  if (const Digest actual = state_digest_of_leaves(state, leaves); actual != *info.base)
+    return stale_error(actual, *info.base);
 
   ProgressCounter progress(options.progress, info.state_bytes);
   Resolver resolver(options.threads, progress, state, leaves, sink);
@@ -236,7 +239,8 @@ class SegmentStream {
  public:
   explicit SegmentStream(const DecodeOptions& options) : parser_(options) {}
 
-  // `resolve` receives segments, which are views into the added bytes, after the header.
+  // Once the header is complete, calls `resolve` with the segments that these bytes complete. They are views that end
+  // with the call.
   template <class Resolve>
   Status add(ByteSpan bytes, Resolve&& resolve) {
     if (failed_ || parser_.has_trailer())
@@ -279,7 +283,7 @@ class SegmentStream {
 
  private:
   PatchParser parser_;
-  ByteVector incomplete_frame_;
+  ByteVector incomplete_frame_;  // the bytes after the last complete frame (a checksummed part of a patch)
   std::uint64_t added_bytes_ = 0;
   bool failed_ = false;  // after an error, and after check_complete()
 };
@@ -343,7 +347,7 @@ struct IncomingDelta::Impl {
     if (incoming.info().kind != PatchKind::kDelta) return snapshot_error();
     ECHO_TRY(check_tensors_match(incoming.info(), view));
     leaves = state ? StateWriter::leaf_digests(*state, options.threads) : leaf_digests_of(view, options.threads);
-    base = combine_leaves(view, leaves);
+    base = state_digest_of_leaves(view, leaves);
     return ok();
   }
 
@@ -426,7 +430,7 @@ struct IncomingSnapshot::Impl {
     const PatchInfo& info = incoming.info();
     if (info.changed != info.elements)
       return fail(Code::kCorrupt, "decode snapshot", "it has {} of {} elements", info.changed, info.elements);
-    if (const Digest actual = combine_leaves(state->view(), leaves); actual != info.result)
+    if (const Digest actual = state_digest_of_leaves(state->view(), leaves); actual != info.result)
       return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", actual.hex(),
                   info.result.hex());
     StateWriter::cache_leaf_digests(*state, std::move(leaves));

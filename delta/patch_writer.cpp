@@ -1,4 +1,5 @@
-// Encodes patches. Threads code segments (parts of tensors), which are written in order during the pass.
+// Encodes patches (a model's weights, or their changes since another version). Threads code segments (parts of
+// tensors), which are written in order during the pass over the tensors. Also folds several deltas into one.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -37,7 +38,7 @@ SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
           .row_elements = tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
 }
 
-// Adjacent tasks that one thread does: a segment, or the tensors of a group.
+// Adjacent tasks that one thread does: a segment, or the tensors of a group (small tensors coded as one segment).
 struct TaskGroup {
   std::span<const SegmentTask> tasks;
   std::uint64_t bytes = 0;
@@ -73,8 +74,9 @@ std::vector<TaskGroup> group_small_tensors(const std::vector<SegmentTask>& tasks
   return groups;
 }
 
-// A coded segment. Its payloads are in the encoder's memory until copy_payloads(). A segment without layers is not
-// written, because nothing changes in it.
+// A coded segment. It has a layer (coded changes) for each delta that it holds, and so one if it is no fold. The
+// payloads are in the encoder's memory until copy_payloads(). A segment without layers is not written, because nothing
+// changes in it.
 struct CodedSegment {
   Segment segment;
   std::deque<ByteVector> payloads;
@@ -94,6 +96,7 @@ class OrderedWriter {
   // Waits until `index` is close to the written position. False if another thread has failed.
   bool wait_for_turn(std::size_t index, unsigned threads) {
     std::unique_lock lock(mutex_);
+    // Two segments per thread: the one in work, and one that waits for its turn.
     wake_.wait(lock, [&] { return error_ || index < next_index_ + 2 * threads; });
     return !error_;
   }
@@ -181,10 +184,10 @@ void count_state(const StateView& state, PatchStats& stats) {
 struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
-  EntropyCounter* entropy = nullptr;  // outlives the thread
+  EntropyCounter* entropy = nullptr;  // this thread's counter; absent if the caller wants no entropy
 };
 
-// The bytes of a task, or of all tensors of a group.
+// The bytes of a group's only task, or of all its tensors.
 Content content_of(std::span<const SegmentTask> group, const StateView& state) {
   const SegmentTask& first = group.front();
   if (group.size() == 1) return state[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
@@ -218,8 +221,8 @@ class LeafDigester {
   const std::span<const SegmentTask> group_;
   const StateView& state_;
   std::vector<std::vector<Digest>>& leaves_;
-  std::size_t next_tensor_ = 0;   // to be hashed
-  std::size_t bytes_before_ = 0;  // of the group, before this tensor
+  std::size_t next_tensor_ = 0;   // in the group: the first tensor that is not hashed yet
+  std::size_t bytes_before_ = 0;  // of the group's tensors before that one
 };
 
 // The place of a group's segment. Its rows are known only if all tensors have rows of one length.
@@ -239,6 +242,7 @@ CodedSegment empty_segment(std::span<const SegmentTask> group) {
   return coded;
 }
 
+// `prev` and `cur` are canonical: their tensors are sorted by name.
 Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                           const EncodeOptions& options, LeafDigests* base_leaves) {
   PatchStats stats;
@@ -246,10 +250,14 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, cur, options.table_zstd_level));
   OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
+  // With a known base digest, the old state is not hashed. (A leaf is a part of 64 KiB of a tensor, with a digest of
+  // its own.)
   auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : empty_leaf_digests(prev);
   auto cur_leaves = empty_leaf_digests(cur);
   const LeafDigests known_leaves = options.leaves ? std::move(*options.leaves) : LeafDigests();
   const bool knows_leaves = options.base && known_leaves.size() == cur.size();
+  // A caller that knows a tensor to be unchanged passes the same memory on both sides. Its digests can be taken over if
+  // the caller also passed them.
   const auto is_unchanged = [&](const SegmentTask& task) {
     const TensorView& tensor = cur[task.tensor];
     return knows_leaves && prev[task.tensor].bytes.data() == tensor.bytes.data() &&
@@ -268,11 +276,11 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
       },
       [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         if (std::all_of(group.begin(), group.end(), is_unchanged)) {
+          // Takes over the known digests, so that these bytes are not even read.
           for (const SegmentTask& task : group) {
-            const std::size_t first = task.range.first_byte / kLeafBytes;
-            std::copy_n(known_leaves[task.tensor].begin() + static_cast<std::ptrdiff_t>(first),
-                        leaf_count(task.range.byte_count),
-                        cur_leaves[task.tensor].begin() + static_cast<std::ptrdiff_t>(first));
+            const auto first_leaf = static_cast<std::ptrdiff_t>(task.range.first_byte / kLeafBytes);
+            std::copy_n(known_leaves[task.tensor].begin() + first_leaf, leaf_count(task.range.byte_count),
+                        cur_leaves[task.tensor].begin() + first_leaf);
           }
           return empty_segment(group);
         }
@@ -287,9 +295,9 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
           coded.segment.layers.push_back(*layer);
         return coded;
       }));
-  stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
+  stats.base = options.base ? *options.base : state_digest_of_leaves(prev, prev_leaves);
   if (base_leaves) *base_leaves = std::move(prev_leaves);
-  stats.result = combine_leaves(cur, cur_leaves);
+  stats.result = state_digest_of_leaves(cur, cur_leaves);
   if (options.leaves) *options.leaves = std::move(cur_leaves);
   if (options.count_entropy) {
     EntropyCounter total;
@@ -320,7 +328,7 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
         coded.segment.layers.push_back(encoder.encode_whole(content, cur[task.tensor].dtype));
         return coded;
       }));
-  stats.result = combine_leaves(cur, leaves);
+  stats.result = state_digest_of_leaves(cur, leaves);
   if (options.leaves) *options.leaves = std::move(leaves);
   ECHO_TRY(writer.finish(stats));
   return stats;
@@ -352,19 +360,20 @@ Error group_mismatch() {
               "a delta between the first and the last version");
 }
 
-// Joins the layers of all patches for the segment `key` (tensor and index). Leaves out the layers that a later dense
-// layer replaces. next_index[p] is the index of the first unused segment of patch p.
+// Joins the layers (one per delta) of all patches for the segment `key` (tensor and index). Leaves out the layers
+// before a dense one, which holds all values. next_index[p] is the index of the first unused segment of patch p.
 Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& next_index,
                                std::pair<std::uint64_t, std::uint64_t> key) {
   Segment joined;
   joined.tensor = key.first;
   joined.index = key.second;
-  joined.tensors = 0;  // not known yet
+  joined.tensors = 0;  // not known until the first patch with this segment
   for (std::size_t patch_index = 0; patch_index < patches.size(); ++patch_index) {
     const std::vector<Segment>& segments = patches[patch_index].segments;
     if (next_index[patch_index] == segments.size()) continue;
     const Segment& segment = segments[next_index[patch_index]];
     if (std::pair(segment.tensor, segment.index) != key) continue;
+    // The patches must have the same groups, because a layer covers a whole group.
     if (joined.tensors != 0 && joined.tensors != segment.tensors) return group_mismatch();
     joined.tensors = segment.tensors;
     for (const Layer& layer : segment.layers) {
@@ -408,7 +417,7 @@ PatchStats fold_stats(const std::vector<ParsedPatch>& patches) {
   return stats;
 }
 
-// Folds without weights: the result has the layers of all patches.
+// Folds without weights: the result has the layers of all patches, one on top of the other.
 Result<PatchStats> fold_by_joining(const std::vector<ParsedPatch>& patches, const PatchSink& sink,
                                    const EncodeOptions& options) {
   PatchStats stats = fold_stats(patches);
@@ -441,7 +450,7 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
   ECHO_TRY(check_tensors_match(info, base));
   PatchStats stats = fold_stats(patches);
   auto leaves = leaf_digests_of(base, options.threads);
-  if (const Digest actual = combine_leaves(base, leaves); actual != *info.base)
+  if (const Digest actual = state_digest_of_leaves(base, leaves); actual != *info.base)
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", actual.hex(),
                 info.base->hex());
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
@@ -474,6 +483,7 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
         const TensorView& tensor = base[task.tensor];
         const bool is_single = group.size() == 1;
         const ByteSpan old = content_of(group, base).all_bytes(worker.base_scratch);
+        // The leaves of a group are hashed below, tensor by tensor.
         Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
         ECHO_TRY(
             worker.decoder.decode(*segment, old, tensor.dtype, worker.replacement, is_single ? new_leaves : nullptr));
@@ -488,11 +498,12 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
           }
         }
         CodedSegment coded = empty_segment(group);
-        if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(group, base), {}, nullptr))
+        if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(group, base), /*leaf_read=*/{},
+                                               /*entropy=*/nullptr))
           coded.segment.layers.push_back(*layer);
         return coded;
       }));
-  if (const Digest actual = combine_leaves(base, leaves); actual != stats.result)
+  if (const Digest actual = state_digest_of_leaves(base, leaves); actual != stats.result)
     return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", actual.hex(),
                 stats.result.hex());
   ECHO_TRY(writer.finish(stats));
@@ -503,7 +514,7 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
 
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                const EncodeOptions& options) {
-  return write_delta(prev, cur, sink, options, nullptr);
+  return write_delta(prev, cur, sink, options, /*base_leaves=*/nullptr);
 }
 
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
@@ -533,6 +544,7 @@ Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patch
     for (std::size_t i = 0; i < patches.size(); ++i) {
       auto patch = parse_patch(patches[i], {});
       if (!patch) return fail(patch.error().code, "fold deltas", "patch {}: {}", i + 1, patch.error().detail);
+      // The first patch has none before it and is compared with itself.
       ECHO_TRY(check_follows(parsed.empty() ? patch->info : parsed.back().info, patch->info, i));
       parsed.push_back(*std::move(patch));
     }

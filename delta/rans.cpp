@@ -1,4 +1,7 @@
-// Frequency tables and the rANS encoder; the encoders of sparse coding call it.
+// Frequency tables and the encoder of rANS (range asymmetric numeral systems), an entropy code whose state is an
+// integer. Coding a symbol multiplies the state by about 1 / probability. The encoders of sparse coding call it. A
+// table divides a fixed number of slots among the symbols. The frequency of a symbol is its number of slots; they are
+// adjacent, in the order of the symbols.
 #include "delta/rans.hpp"
 
 #include <algorithm>
@@ -23,6 +26,7 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
   // Rounding left some slots over, or used too many. The largest frequencies take the difference, where it costs least.
   while (slots_left != 0) {
     const auto largest = std::max_element(table.begin(), table.end());
+    // 1 - *largest: a symbol that occurs keeps at least one slot.
     const std::int64_t change = std::max<std::int64_t>(slots_left, 1 - *largest);
     *largest = static_cast<std::uint16_t>(*largest + change);
     slots_left -= change;
@@ -33,15 +37,16 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
 
 namespace {
 
-// The precision of a table is the number of bits that a frequency keeps below its highest one.
+// The precision of a table is the number of bits that a frequency keeps below its highest one. The length of a
+// frequency is its number of bits.
 constexpr unsigned kPrecisionBits = 3;  // of the field that states the precision
-constexpr unsigned kFirstLength = 8;    // expected length of the first two symbols
+constexpr unsigned kFirstLength = 8;    // expected length of the first two frequencies, in bits
 
 unsigned bit_length(unsigned frequency) { return static_cast<unsigned>(std::bit_width(frequency)); }
 
 // A frequency's length is written relative to that of the symbol two before it, because tokens come in pairs: a step
-// away from zero, and one of the same size towards zero. The reader does not know the largest frequency yet; kRansBits
-// stands for its length.
+// away from zero, and one of the same size towards zero. The reader computes the largest frequency last, from the slots
+// that are left, so kRansBits stands for its length.
 unsigned expected_length(const Frequencies& table, std::size_t symbol, std::size_t largest) {
   if (symbol < 2) return kFirstLength;
   return symbol - 2 == largest ? kRansBits : bit_length(table[symbol - 2]);
@@ -63,6 +68,7 @@ void coarsen(Frequencies& table, unsigned precision) {
   *largest = static_cast<std::uint16_t>(slots_left);
 }
 
+// A more precise table takes more bits, which pays only if many symbols are coded with it.
 unsigned precision_for(std::uint64_t symbol_count) { return symbol_count < 4096 ? 2 : symbol_count < 65536 ? 3 : 5; }
 
 void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out) {
@@ -75,7 +81,7 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
     const unsigned length = bit_length(table[i]), expected = expected_length(table, i, largest);
     // Maps the differences 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
     const unsigned ones = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
-    out.put((1u << ones) - 1, ones + 1);  // that many ones, then a zero
+    out.put((1u << ones) - 1, ones + 1);  // unary: that many ones, then a zero
     if (length < 2) continue;
     const unsigned stored_bits = std::min(length - 1, precision);
     // put() writes only the low `stored_bits` bits, so the highest bit, which is one, is left out.
@@ -92,10 +98,11 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
   for (std::size_t i = 0; i < count; ++i) {
     if (i == largest) continue;
     unsigned ones = 0;
+    // The bound is more than any valid difference takes; it ends the loop in malformed input.
     while (ones <= 2 * kRansBits && get_bits(reader, 1) != 0) ++ones;
     const unsigned expected = expected_length(table, i, largest);
     const unsigned length = ones % 2 == 0 ? expected + ones / 2 : expected - (ones + 1) / 2;
-    if (length > kRansBits) return {};  // also catches negative values
+    if (length > kRansBits) return {};  // also catches negative values, which are large as unsigned ones
     if (length == 0) continue;
     const unsigned stored_bits = std::min(length - 1, precision);
     const auto frequency =
@@ -144,7 +151,8 @@ struct SmallReciprocal {
   }
 };
 
-// Whether the quotient of SmallReciprocal is exact for every state below 256 times the frequency.
+// Whether the quotient of SmallReciprocal is exact for every state below 256 times the frequency; larger states output
+// a byte first. The rounded-up factor exceeds the true one a little, and this must not reach 1 in the quotient.
 bool divides_exactly(std::uint32_t frequency) {
   if (frequency == 1) return true;
   const SmallReciprocal reciprocal(frequency);
@@ -184,7 +192,7 @@ void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
   for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     if (table[i] == 0) continue;
     const auto length = static_cast<unsigned>(std::bit_width(table[i]));
-    out.put(length - 1, 3);
+    out.put(length - 1, 3);  // lengths are 1 to 8
     out.put(table[i], length - 1);
   }
 }
@@ -235,17 +243,19 @@ void fill_small_decode_table(unsigned range, const SmallFrequencies& table, Smal
   }
 }
 
-// rANS is written from the end of a buffer to its front.
+// rANS is written from the end of a buffer to its front, because the decoder reads the symbols in the reverse order of
+// encoding.
 std::byte* RansWriter::buffer_end(std::size_t bytes) {
   if (bytes > buffer_.size()) {
-    buffer_.clear();  // avoids copying the old content
-    buffer_.resize(bytes + bytes / 4);
+    buffer_.clear();                    // avoids copying the old content
+    buffer_.resize(bytes + bytes / 4);  // a quarter more, so that a slightly larger stream fits too
   }
   return buffer_.data() + buffer_.size() / 2 * 2;  // aligned for words
 }
 
 namespace {
 
+// A stream is the final states, with which the decoder begins, and then the words in the order in which it reads them.
 template <std::size_t kCount>
 void put_stream(const std::uint32_t (&states)[kCount], const std::uint16_t* words_begin, const std::uint16_t* words_end,
                 ByteVector& out) {
@@ -263,6 +273,7 @@ bool open_stream(ByteSpan bytes, std::uint32_t (&states)[kCount], const std::byt
                              [](std::uint32_t state) { return state >= kRansFloor && state < kRansFloor << 16; });
 }
 
+// The encoder began with states of kRansFloor, so the decoder must end with them. This detects damaged streams.
 template <class Reader>
 bool is_at_end(const Reader& reader) {
   return reader.word_index == reader.word_count &&
@@ -276,11 +287,13 @@ void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   std::fill_n(states, kRansStates, kRansFloor);
   std::size_t total = 0;
   for (const RansRun& run : runs) total += run.symbols.size();
-  // A symbol takes at most kRansBits bits.
+  // A symbol takes at most kRansBits bits, so total * kRansBits / 16 words of 16 bits. kRansStates + 2: each state may
+  // output a word early, and the last division rounds down. Times 2: bytes of a word.
   auto* const end = reinterpret_cast<std::uint16_t*>(buffer_end(2 * (total * kRansBits / 16 + kRansStates + 2)));
   std::uint16_t* begin = end;
   for (auto run = runs.rbegin(); run != runs.rend(); ++run)
     for (std::size_t i = run->symbols.size(); i-- > 0;)
+      // rans_put() returns whether it wrote a word before `begin`: 0 or 1 words.
       begin -= rans_put(states[i % kRansStates], run->codes[run->symbols[i]], begin - 1);
   put_stream(states, begin, end, out);
 }
@@ -290,6 +303,7 @@ void RansWriter::write_small(const std::uint8_t* symbols, std::span<const std::u
                              ByteVector& out) {
   std::uint16_t states[kSmallStatesMax];
   std::fill_n(states, state_count, kSmallFloor);
+  // Room for at most a byte per symbol, and one per state.
   std::byte* const end =
       buffer_end(std::accumulate(run_lengths.begin(), run_lengths.end(), std::size_t{kSmallStatesMax}));
   const std::byte* const begin = kernels().write_small(symbols, run_lengths.data(), run_lengths.size(), range_count,

@@ -16,8 +16,8 @@ namespace echoline::delta {
 // Frequencies of symbols 0, 1, ...; they sum to kRansSlots, or the table is empty.
 using Frequencies = std::vector<std::uint16_t>;
 
-// Scales weights, which sum to less than 2^52, to frequencies. A symbol with weight gets at least 1. If all weights are
-// zero the table is empty.
+// Scales weights to frequencies. They sum to less than 2^52, so that products with 2^11 fit in 64 bits. A symbol with
+// weight gets at least 1. If all weights are zero the table is empty.
 Frequencies normalise(std::span<const std::uint64_t> weights);
 
 // Makes a table shorter to write. Frequencies keep their highest bit and `precision` bits below it; the largest one
@@ -49,7 +49,8 @@ bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
 void fill_small_encode_table(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
 void fill_small_decode_table(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 
-// A run of symbols: its first symbol uses the first state. codes[s] encodes symbol s.
+// A run of symbols: its first symbol uses the first state, the others use the states in turn. codes[s] encodes symbol
+// s.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
   const RansCode* codes = nullptr;
@@ -58,7 +59,7 @@ struct RansRun {
 // Keeps its working memory between calls.
 class RansWriter {
  public:
-  // Appends the kRansStates final states, then the 16-bit words that they output before.
+  // Appends the kRansStates final states (block.hpp), then the 16-bit words that they output before.
   void write(std::span<const RansRun> runs, ByteVector& out);
   // Appends `state_count` final states, then the bytes that they output before, of small symbols. Run r is the next
   // run_lengths[r] symbols.

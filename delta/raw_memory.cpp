@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::size_t kHugePageBytes = 2u << 20, kPoolBytesMax = 64u << 20;
 
-// Sizes are eighths of powers of two, so that kept memory serves requests of similar size.
+// Rounds up to a multiple of an eighth of the largest power of two in `bytes`, so that kept memory serves requests of
+// similar size. Requires at least 8 bytes, because the step would otherwise be 0.
 std::size_t rounded_up(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -24,7 +25,7 @@ struct Pool {
     std::size_t bytes = 0;  // rounded up
   };
   std::mutex mutex;
-  std::array<Block, 256> blocks;
+  std::array<Block, 256> blocks;           // the first block_count of them are kept
   std::size_t block_count = 0, bytes = 0;  // of all kept blocks
 };
 
@@ -35,6 +36,7 @@ Pool& pool() {
 
 void* allocate_from_system(std::size_t bytes) {
   if (bytes < kHugePageBytes) return ::operator new(bytes);
+  // Aligned, because a huge page begins at a multiple of its size.
   void* const memory = ::operator new (bytes, std::align_val_t{kHugePageBytes});
   ::madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
   return memory;

@@ -11,7 +11,7 @@ namespace echoline::delta {
 
 // Allocate and free memory of kPooledBytesMin bytes or more. Released memory is kept for later calls, up to 64 MiB per
 // process. Thread-safe.
-inline constexpr std::size_t kPooledBytesMin = 256u << 10;
+inline constexpr std::size_t kPooledBytesMin = 256u << 10;  // smaller memory is left to operator new
 void* acquire_memory(std::size_t bytes);
 void release_memory(void* memory, std::size_t bytes);
 

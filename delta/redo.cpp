@@ -15,9 +15,9 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::string_view kOperation = "apply in place";
-constexpr std::uint64_t kPageBytes = 4096;          // changes are grouped by page
+constexpr std::uint64_t kPageBytes = 4096;          // whole pages are written, because a system writes these anyway
 constexpr std::uint64_t kWindowBytes = 8u << 20;    // of a file or tensor, in memory at a time
-constexpr std::uint64_t kRangeBytesMax = 1u << 20;  // per write
+constexpr std::uint64_t kRangeBytesMax = 1u << 20;  // most bytes of one write to a file
 static_assert(kWindowBytes % kLeafBytes == 0);
 
 unsigned thread_count(const ApplyOptions& options) { return std::clamp(options.threads, 1u, 256u); }
@@ -49,7 +49,7 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     for (std::uint64_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kWindowBytes)
       windows.push_back({.tensor = i, .first_byte = first_byte});
   }
-  std::atomic<std::uint64_t> covered_bytes{0};
+  std::atomic<std::uint64_t> covered_bytes{0};  // bytes of records that are within tensors
   for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t window_index) {
     const std::size_t tensor = windows[window_index].tensor;
     const std::uint64_t first_byte = windows[window_index].first_byte;
@@ -72,7 +72,7 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
   std::uint64_t record_bytes = 0;
   for (const JournalRecord& record : journal.records) record_bytes += record.byte_count;
   if (covered_bytes != record_bytes) return std::nullopt;  // some bytes of records are outside all tensors
-  return combine_leaves(state, leaves);
+  return state_digest_of_leaves(state, leaves);
 }
 
 Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& paths, const LockedFiles& files,

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
+constexpr std::uint64_t kHeaderBytesMax = 100'000'000;  // as in the safetensors library
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 // A tensor as described in the header.
@@ -111,14 +111,15 @@ class HeaderReader final : public nlohmann::json_sax<json> {
                               : fmt::format("'{}' cannot be {}", key_, found));
   }
   std::string error_;
-  std::string key_;  // the latest
+  std::string key_;  // the latest key at any depth
   std::set<std::string> names_;
-  int depth_ = 0;  // nesting of objects
+  int depth_ = 0;  // of nested objects: 1 in the header, 2 in a tensor's entry or the metadata
   bool in_metadata_ = false;
   std::vector<std::int64_t>* open_list_ = nullptr;  // the list of numbers being read
 };
 
-// Creates tensors over `data`, which they must fill exactly.
+// Creates tensors over `data`, which they must fill exactly. HeaderReader has checked that the optional fields of all
+// entries are set.
 Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
   // First checks each entry alone, then all in the order of their data.
   const auto error_of = [&](const Entry& entry, std::string_view defect) {

@@ -1,4 +1,6 @@
-// Codes one segment: chooses between sparse and dense coding, and decodes layers and groups.
+// Codes one segment, a part of a tensor: chooses between sparse coding (of the changes) and dense coding (of all
+// values). Decodes layers (a segment has several if deltas were folded into one) and groups (small tensors coded
+// together).
 #include "delta/segment.hpp"
 
 #include <algorithm>
@@ -13,7 +15,7 @@ Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "read patch
 // Writes values to the elements at `positions`.
 template <class T>
 void scatter(std::byte* elements, const std::uint32_t* positions, const std::byte* values, std::size_t count) {
-  // Prefetches, because the cache lines are rarely present when a whole model is written.
+  // Prefetches 24 elements ahead, because the cache lines are rarely present when a whole model is written.
   constexpr std::size_t kPrefetchedElements = 24;
   std::size_t i = 0;
   for (; i + kPrefetchedElements < count; ++i) {
@@ -76,12 +78,13 @@ std::optional<Layer> SegmentEncoder::encode(const Content& prev, const Content& 
               .changed = count.changed,
               .bound_bits = count.bound_bits,
               .payload = sparse_bytes_};
-  // The estimate knows the frequencies of values, but not repetitions. With them dense coding may need only this
-  // fraction of the estimate.
+  // The estimate knows the frequencies of values, but not repetitions. With repetitions, dense coding may need only
+  // this fraction of the estimate. So dense coding is tried if it might be shorter.
   constexpr double kRepetitiveFraction = 0.25;
   const double dense_bytes_min = kRepetitiveFraction * dense_.estimate_bytes(cur, place.dtype);
   if (static_cast<double>(sparse_bytes_.size()) > dense_bytes_min) {
     dense_bytes_.clear();
+    // - 1: only if it is shorter than the sparse coding.
     if (dense_.encode(cur.all_bytes(gathered_), place.dtype, sparse_bytes_.size() - 1, dense_bytes_)) {
       layer.coding = LayerCoding::kDense;
       layer.payload = dense_bytes_;
@@ -95,7 +98,7 @@ Layer SegmentEncoder::encode_whole(ByteSpan cur, DType dtype) {
   dense_.encode(cur, dtype, SIZE_MAX, dense_bytes_);
   return {.coding = LayerCoding::kDense,
           .changed = cur.size() / dtype_bytes(dtype),
-          .bound_bits = 8 * dense_bytes_.size(),
+          .bound_bits = 8 * dense_bytes_.size(),  // there is no old value, so no better bound is known
           .payload = dense_bytes_};
 }
 
@@ -147,12 +150,14 @@ void SegmentDecoder::begin_replacement(std::uint64_t elements, std::uint64_t cha
   if (out.whole) {
     out.values.resize(elements * element_bytes);
   } else {
+    // Spare elements, because the kernels store whole vectors: of the element type, and of 64-bit words.
     out.positions.resize(changed + kSpareElements);
     out.values.resize((changed + kSpareElements) * element_bytes + kSpareElements * sizeof(std::uint64_t));
   }
 }
 
-// Adds a leaf's changes to `out`. False if there are more than the segment declares.
+// Adds the changes of a leaf (64 KiB with a digest of their own) to `out`. False if there are more than the segment
+// declares.
 bool SegmentDecoder::add_changes(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
                                  Replacement& out) {
   const unsigned width = width_index(element_bytes);
@@ -172,6 +177,7 @@ bool SegmentDecoder::add_changes(ByteSpan before, ByteSpan now, std::size_t firs
   return true;
 }
 
+// Removes the spare elements.
 void SegmentDecoder::end_replacement(std::size_t element_bytes, Replacement& out) const {
   if (out.whole) return;
   out.positions.resize(replaced_elements_);
@@ -241,7 +247,7 @@ Status SegmentDecoder::decode_copied_group(const Segment& segment, const Content
                                            const GroupContent& on_content) {
   RawVector<std::byte> memory;
   const ByteSpan before = old.all_bytes(memory);
-  ECHO_TRY(decode(segment, before, dtype, out, nullptr));
+  ECHO_TRY(decode(segment, before, dtype, out, /*new_leaves=*/nullptr));
   replaced_elements_ = out.positions.size();
   RawVector<std::byte> now(before.begin(), before.end());
   write_values(out.whole, out.positions, out.values, dtype_bytes(dtype), now);

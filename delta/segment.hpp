@@ -14,16 +14,16 @@ namespace echoline::delta {
 
 // The size of every segment of a tensor but the last, which may be shorter; a multiple of the leaf size (digest.hpp).
 inline constexpr std::uint64_t kSegmentBytes = 8u << 20;
-inline constexpr std::uint64_t kLayersMax = 4096;
+inline constexpr std::uint64_t kLayersMax = 4096;  // of one segment; a limit of the format
 
-// kSparseOld is that of version 3 of the format, which can only be read.
+// kSparseOld is the sparse coding of version 3 of the format. This program reads it, but does not write it.
 enum class LayerCoding : std::uint8_t { kSparseOld = 1, kDense = 2, kSparse = 3 };
 
 // One delta's change to a segment, as stored in a patch.
 struct Layer {
   LayerCoding coding = LayerCoding::kSparse;
   std::uint64_t changed = 0;     // elements
-  std::uint64_t bound_bits = 0;  // entropy of the change in the coder's model
+  std::uint64_t bound_bits = 0;  // entropy of the change in the coder's model, for reports
   ByteSpan payload;
 };
 

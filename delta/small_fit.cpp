@@ -1,4 +1,6 @@
-// Fits tables of small symbols; SparseEncoder calls it.
+// Fits tables of small symbols; SparseEncoder calls it. A small symbol codes an element of a dense range: 15 of them
+// stand for the upper part of a step (signed distance from the old value to the new one), the last for "unchanged". The
+// low bits of the step are stored separately.
 #include "delta/small_fit.hpp"
 
 #include <algorithm>
@@ -11,12 +13,13 @@
 namespace echoline::delta {
 namespace {
 
-constexpr double kExceptionBits = 22;  // approximate cost of a change without a symbol, beside the low bits of its step
+constexpr double kExceptionBits = 22;  // approximate bits of a change without a symbol, beside its step's low bits
 
-// Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights. Steps without a symbol are left
-// out.
+// Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights. (A sample counts steps by token,
+// which leaves the steps of one token open.) Steps without a symbol are left out.
 void spread_steps(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
                   std::array<double, kSmallSymbols>& weights) {
+  // Symbols 0 to 14 stand for the upper parts -7 to 7.
   const std::int64_t first = std::max<std::int64_t>(least >> low_bits, -std::int64_t{kZeroStep});
   const std::int64_t last = std::min<std::int64_t>(most >> low_bits, kSmallUnchanged - 1 - std::int64_t{kZeroStep});
   const double count_per_step = count / (static_cast<double>(most) - static_cast<double>(least) + 1);
@@ -42,8 +45,10 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
     if (counts[symbol] == 0) continue;
     const auto token = static_cast<unsigned>(symbol - 1);
     changed += counts[symbol];
-    // Longer steps never fit in a symbol.
+    // Longer steps never fit in a symbol, which leaves out at most kLowBitsMax low bits and has 4 bits itself. The
+    // limit also keeps `most` from overflowing.
     if (const unsigned bits = extra_bits(token); bits < kLowBitsMax + 4) {
+      // token & ~1: the token of the same magnitudes away from zero.
       const auto least = static_cast<std::int64_t>(step_of_token(token & ~1u, 0));
       const std::int64_t most = least + (std::int64_t{1} << bits) - 1;
       const bool towards_zero = token & 1;
@@ -59,14 +64,15 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
   std::array<double, kSmallUnchanged> fitted{};
   for (std::size_t i = 0; i < step_weights.size(); ++i) {
     if (low_bits == 0 && i == kZeroStep) continue;  // a step of 0 is no change
-    // Elements outside the sample may have symbols that it lacks, most likely next to those it has.
+    // A symbol that the sample lacks gets a small weight too, because other elements may have it. The weight is larger
+    // beside symbols that the sample has.
     const double unsampled_weight = is_sampled(i - 1) || is_sampled(i + 1) ? 0.5 : 0.25;
     const double weight = step_weights[i] > 0 ? step_weights[i] + 0.5 : changed > 0 ? unsampled_weight : 0;
     if (weight >= kShareMin * total) fitted[i] = std::max(step_weights[i], unsampled_weight * (changed > 0));
   }
   std::ranges::copy(fitted, step_weights.begin());
   for (const double weight : step_weights) coded += weight;
-  draft.weights[kSmallUnchanged] = std::max<double>(counts[0], 0.5);
+  draft.weights[kSmallUnchanged] = std::max<double>(counts[0], 0.5);  // never 0, because its logarithm is needed
   const double weight_total = coded + draft.weights[kSmallUnchanged];
   for (const double weight : draft.weights)
     if (weight > 0) draft.bits += weight * std::log2(weight_total / weight);
@@ -87,7 +93,8 @@ SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max)
   while (counts.size() > 1 && counts.back() == 0) counts = counts.first(counts.size() - 1);
   SmallFit fit;
   Draft best = draft_of(counts, 0, total);
-  // With more low bits, all steps of the sample would share one or two symbols.
+  // Fewer than 6 counts mean that all steps have at most magnitude 2, so low bits would not help. With more low bits
+  // than the longest step's token has extra bits, and one, all steps of the sample would share one or two symbols.
   const unsigned low_bits_useful_max = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
   for (unsigned low = 1; low <= std::min(low_bits_max, low_bits_useful_max); ++low) {
     Draft draft = draft_of(counts, low, total);

@@ -1,6 +1,8 @@
 // SparseDecoder of sparse.hpp: decodes the changes of a segment (a part of a tensor). segment.cpp calls it for each
-// sparse layer. Elements are coded by ranges of their old exponents: dense ranges with a symbol per element, the others
-// with the gaps between changes.
+// sparse layer. Elements are coded by ranges of their old exponents. Dense ranges have a symbol per element. The others
+// have the gaps (numbers of unchanged elements) between changes, and for each change a token: the upper part of the
+// step from the old value to the new one. Symbols and tokens are coded with rANS, an entropy code whose states are read
+// in turn.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -25,8 +27,8 @@ struct SparseDecoder::State {
   SortedBlock sorted;
   std::vector<std::byte> new_leaf = std::vector<std::byte>(kLeafBytes);  // used if the caller provides no memory
   RawVector<std::byte> old_leaf;                                         // for content in several pieces
-  std::vector<std::uint8_t> block_symbols;
-  std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;
+  std::vector<std::uint8_t> block_symbols;  // by block: untouched, or by how many exponents its classes are shifted
+  std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;  // memory of source.gap, by range
   SmallTables small_tables;
   std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
   std::array<RansEntry, kRansSlots> block_table, step_table;
@@ -39,6 +41,7 @@ struct SparseDecoder::State {
                      std::uint64_t* ranks, std::uint64_t* steps);
 };
 
+// Reads the block grid, and the classes (old exponents) of each range. Lengths and counts are stored less one.
 Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
   const ExponentField field = exponent_field(dtype);
   grid.length = static_cast<std::uint32_t>(get_bits(bits, kBlockLengthBits)) + 1;
@@ -71,8 +74,8 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   RansReader rans = source.narrow;
   if (tokens.size() < count) tokens.resize(count);
   rans.turn = 0;
-  // Reads a token per missing gap, and repeats, because escape tokens are only parts of gaps. Until the next loop,
-  // ranks[i] is the part of gap i above its low bits.
+  // A gap's token is the gap without its low bits. Reads a token per missing gap, and repeats, because escape tokens
+  // are only parts of gaps. Until the next loop, ranks[i] is the part of gap i above its low bits.
   std::uint64_t gaps_read = 0, gap = 0, gap_sum = 0;
   while (gaps_read < count) {
     const std::uint64_t token_count = count - gaps_read;
@@ -97,7 +100,7 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
     next_rank = ranks[i] + 1;
     if (next_rank > elements) return corrupt("a gap leaves its segment");
   }
-  for (std::uint64_t i = 0; i < count; ++i) {
+  for (std::uint64_t i = 0; i < count; ++i) {  // tokens below 16 have no extra bits
     steps[i] = step_of_token(tokens[i], tokens[i] < 16 ? 0 : get_extra(bits, tokens[i]));
   }
   return ok();
@@ -130,6 +133,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
   const ByteSpan bit_bytes = reader.read_bytes(reader.read_varint());
   source = {};
   const ByteSpan narrow = reader.read_bytes(reader.read_varint());
+  // Version 3 may have a second stream, with more states, for the symbols of long dense runs.
   source.is_wide = !has_small_symbols && !reader.remaining().empty();
   if (reader.failed() || !rans_open(narrow, source.narrow) ||
       (source.is_wide && !rans_open(reader.remaining(), source.wide)))
@@ -145,7 +149,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
   if (has_small_symbols && model.dense_range_count > 0) gap_coded.push_back(kRangesMax);
   std::uint64_t gap_total = 0;
   for (const std::uint32_t range : gap_coded) {
-    const std::uint64_t count = get_number(bits);
+    const std::uint64_t count = get_number(bits);  // of the range's changes
     if (is_exhausted(bits) || count > changed - gap_total)
       return corrupt("a segment declares more changes than it has");
     gap_total += count;
@@ -193,7 +197,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
     ECHO_TRY(decode_gaps(bits, codes[range], elements, gap.count, ranks[range].data(), steps[range].data()));
   }
   if (is_exhausted(bits)) return corrupt("the bytes end within a segment's gaps");
-  source.narrow.turn = 0;
+  source.narrow.turn = 0;  // every run of symbols begins with state 0
   source.bits = bits;
   return ok();
 }
@@ -229,6 +233,7 @@ Status SparseDecoder::decode(ByteSpan coded, bool has_small_symbols, std::uint64
       is_touched = true;
       return true;
     });
+    // The bytes after the last touched block stay.
     const bool has_new_leaf = is_touched || room;
     if (has_new_leaf) std::memcpy(now + complete_bytes, before + complete_bytes, leaf_bytes - complete_bytes);
     leaf_done(leaf, {before, leaf_bytes}, {has_new_leaf ? now : before, leaf_bytes});

@@ -1,6 +1,8 @@
 // SparseEncoder of sparse.hpp: codes the changes of a segment (a part of a tensor). segment.cpp calls it for each
 // segment that changes. Elements are coded by ranges of their old exponents: dense ranges with a small symbol per
-// element, the others with the gaps between changes and a token for each step.
+// element, the others with the gaps between changes and a token for each step. A step is the signed distance from the
+// old value to the new one, counted in representable values; a token is its coded upper part (token.hpp). Blocks are
+// runs of consecutive elements, leaves the 64 KiB parts that have digests of their own (digest.hpp).
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -17,31 +19,33 @@ struct SparseEncoder::State {
   struct Range {
     std::vector<std::uint32_t> gaps;
     std::vector<std::uint16_t> tokens, gap_tokens;
-    std::vector<std::uint64_t> extras;
+    std::vector<std::uint64_t> extras;  // magnitudes of steps whose token does not give them
   };
   std::array<Range, kRangesMax + 1> ranges;  // the last: exceptions among dense elements
-  std::vector<std::uint16_t> block_symbols;
+  std::vector<std::uint16_t> block_symbols;  // by block: untouched, or by how many exponents it is shifted
   RawVector<std::uint8_t> dense_symbols;
-  std::vector<std::uint32_t> dense_run_lengths;  // number of symbols of each block that is not untouched
+  std::vector<std::uint32_t> dense_run_lengths;  // number of symbols of each touched block
   RawVector<std::byte> dense_old, dense_now;     // elements of dense ranges, of a block or of the segment
   RawVector<std::byte> low_bit_bytes;
-  std::array<SmallFit, kRangesMax> fits;
-  std::vector<std::uint32_t> step_counts;
-  BlockSink sink;
+  std::array<SmallFit, kRangesMax> fits;   // by dense range: its table and low bits
+  std::vector<std::uint32_t> step_counts;  // of sampled elements, as Kernels::count_steps counts them
+  BlockSink sink;                          // output of the kernels; points into the vectors above
   SortedBlock sorted;
   RansWriter rans;
   SmallCodes small_codes;
   std::uint32_t changed_bits[kBlockWordsMax];
   RawVector<std::byte> old_leaf, now_leaf;  // for content in several pieces
 
-  // Makes room in `vector` for `further` elements after the first `used`. Returns its data.
+  // Makes room in `vector` for `further` elements after the first `used`. Returns its data. Grows at least to double
+  // the size, and by 4096 elements, so that it grows rarely.
   template <class Vector>
   static auto* with_room(Vector& vector, std::size_t used, std::size_t further) {
     if (vector.size() < used + further) vector.resize(std::max(2 * vector.size(), used + further + 4096));
     return vector.data();
   }
+  // Makes room for the changes of this many more elements of a range.
   void make_gap_room(std::size_t range, std::uint32_t elements) {
-    elements += kSpareElements;
+    elements += kSpareElements;  // the kernels store whole vectors
     GapSink& gap = sink.gap[range];
     gap.gaps = with_room(ranges[range].gaps, gap.count, elements);
     gap.tokens = with_room(ranges[range].tokens, gap.count, elements);
@@ -51,9 +55,10 @@ struct SparseEncoder::State {
   void make_dense_room(std::uint32_t elements) {
     make_gap_room(kRangesMax, elements);
     sink.dense_symbols = with_room(dense_symbols, sink.dense_symbol_count, elements + kSpareElements);
+    // + 16: put_bits() stores eight bytes at a time.
     sink.low.bytes = with_room(low_bit_bytes, sink.low.whole_bytes, elements * kLowBitsMax / 8 + 16);
   }
-  // Appends the dense elements of a sorted block after `used` ones.
+  // Appends the elements of a sorted block that are in dense ranges to `dense_old` and `dense_now`, after `used` ones.
   void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
                   std::size_t used) {
     const std::size_t room = (count + kSpareElements) * element_bytes;
@@ -66,8 +71,9 @@ struct SparseEncoder::State {
   // Fits the coding of dense ranges to parts of blocks, spread evenly over the segment.
   void sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev, const Content& cur,
                     std::size_t element_bytes);
-  // Codes all elements in `dense_old` and `dense_now`, with tables fitted to them.
+  // Codes all elements in `dense_old` and `dense_now` after the pass, with tables fitted to them.
   void code_packed(SparseModel& model, std::size_t element_bytes);
+  // Fits each dense range's table and low bits to `step_counts`.
   void fit_dense(SparseModel& model, std::size_t element_bytes);
   std::uint64_t write(const SparseModel& model, const BlockGrid& grid, ByteVector& out);
 };
@@ -81,13 +87,18 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
   };
   sort(previous);
   double expected_changes = 0;  // by the model
+  // Entry 0: all dense ranges; the others: one range coded by gaps each.
   for (std::uint32_t i = 0; i <= model.block.range_count - model.block.dense_range_count; ++i)
     expected_changes += sorted.count[i] * model.density[i];
-  // Without a change, "untouched" is cheaper if the model expects several changes, or hardly ever one.
+  // A block without changes can be marked as untouched, or coded like others, with elements that all stay. The mark is
+  // cheaper if the model expects several changes, because each unchanged element then costs bits, or hardly ever one,
+  // because the mark is then frequent.
   constexpr double kSeveralChanges = 3, kHardlyAChange = 0.05;
   if (changed == 0 && (expected_changes > kSeveralChanges || expected_changes < kHardlyAChange))
     return kSymbolUntouched;
-  // Keeps the previous symbol if the number of changes is within three standard deviations of the expected one.
+  // Keeps the previous symbol if the number of changes is within three standard deviations (the square root, as for
+  // independent changes) of the expected one. A fixed margin of 4 and a relative one are added, because each choice of
+  // another symbol costs time. If rows differ, other symbols are likely, so the relative margin is left out.
   const double relative_tolerance = model.rows_differ ? 0 : 1.0 / 8;
   const double tolerance = 4 + 3 * std::sqrt(expected_changes) + relative_tolerance * expected_changes;
   if (model.block.exponent_mask == 0 || std::abs(changed - expected_changes) <= tolerance) return previous;
@@ -100,8 +111,8 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
                                         const Content& cur, std::size_t element_bytes) {
   const std::uint64_t part_elements = model.rows_differ ? 512 : 1024;
   const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
-  // A small segment is read as one part. A larger one has 16 to 32 parts; if its rows differ, four times as many of
-  // half the length.
+  // A small segment (less than 64 parts) is read whole, as one part. A larger one has 16 to 32 parts; if its rows
+  // differ, four times as many of half the length, which meet more rows.
   const bool reads_all = elements < 64 * part_elements;
   const std::uint64_t parts =
       reads_all ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
@@ -123,7 +134,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
     kernels().count_steps[width](old, now, sorted.count[0], model_for(model.block, symbol), step_counts.data());
   };
   for (std::uint64_t i = 0; i < parts; ++i) {
-    const std::uint64_t part_begin = i * (elements / parts) / 32 * 32;
+    const std::uint64_t part_begin = i * (elements / parts) / 32 * 32;  // a multiple of a word of change bits
     const std::uint64_t part_end = reads_all ? elements : part_begin + part_elements;
     // Visits the blocks of the leaves that the part touches, because blocks end at leaves. Adds the blocks' elements
     // within the part.
@@ -140,7 +151,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
 }
 
 void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_bytes) {
-  constexpr std::uint64_t kSampleElements = 1u << 15;
+  constexpr std::uint64_t kSampleElements = 1u << 15;  // enough to fit the tables
   const unsigned width = width_index(element_bytes);
   const std::uint64_t elements = std::accumulate(dense_run_lengths.begin(), dense_run_lengths.end(), std::uint64_t{0});
   const std::size_t sampled_one_in = std::max<std::size_t>(elements / kSampleElements, 1);
@@ -188,9 +199,12 @@ namespace {
 // Assembles a segment's bits and runs of symbols in the order of FORMAT.md.
 class Assembly {
  public:
-  // Reserves codes for one run of block symbols, and two runs (gaps, steps) for each range.
+  // Reserves codes for one run of block symbols, and two runs (gaps, steps) for each range, of at most kTokensMax
+  // symbols each.
   Assembly() { codes_.reserve((1 + 2 * kRangesMax) * kTokensMax); }
 
+  // Writes the block grid, the base exponent and the ends of the ranges. Lengths and counts of at least 1 are stored
+  // less one.
   void put_model(const BlockModel& model, const BlockGrid& grid) {
     bits_.put(grid.length - 1, kBlockLengthBits);
     bits_.put(grid.first - 1, kBlockLengthBits);
@@ -200,13 +214,14 @@ class Assembly {
     for (std::uint32_t range = 0; range + 1 < model.range_count; ++range)
       bits_.put(model.range_end[range], kRangeEndBits);
   }
+  // Writes the table of the blocks' symbols and adds them as a run.
   void put_blocks(std::span<const std::uint16_t> symbols) {
     runs_.push_back({.symbols = symbols, .codes = add_codes(put_table(counts_of(symbols)))});
   }
 
   // Writes count, codes and tables of a range coded by gaps. Returns its code.
   GapCode put_gaps(const GapSink& gap, std::vector<std::uint16_t>& tokens) {
-    bits_.put_number(gap.count);
+    bits_.put_number(gap.count);  // of the range's changes
     if (gap.count == 0) return {};
     const GapCode code = choose_gap_code(static_cast<double>(gap.count), static_cast<double>(gap.elements_seen));
     bits_.put(code.shift, kGapShiftBits);
@@ -214,6 +229,7 @@ class Assembly {
     tokens.clear();
     for (std::uint32_t i = 0; i < gap.count; ++i) {
       std::uint32_t high = gap.gaps[i] >> code.shift;
+      // An escape token stands for kGapEscape; another token follows.
       for (; high >= kGapEscape; high -= kGapEscape) tokens.push_back(kGapEscape);
       tokens.push_back(static_cast<std::uint16_t>(high));
     }
@@ -240,10 +256,11 @@ class Assembly {
   }
   void put_extras(std::span<const std::uint16_t> tokens, const std::uint64_t* magnitudes) {
     for (const std::uint16_t token : tokens)
-      if (token >= 16) entropy_bits_ += put_extra(bits_, token, *magnitudes++);
+      if (token >= 16) entropy_bits_ += put_extra(bits_, token, *magnitudes++);  // lower tokens have no extra bits
   }
 
-  // Appends everything. Returns its entropy in bits.
+  // Appends everything: the bits, then the rANS stream (an entropy code, rans.cpp) of all runs. Returns the entropy of
+  // gaps and steps in bits.
   std::uint64_t finish(RansWriter& writer, ByteVector& out) && {
     const ByteVector bytes = std::move(bits_).finish();
     put_varint(out, bytes.size());
@@ -297,7 +314,7 @@ class Assembly {
   BitWriter bits_;
   std::vector<RansCode> codes_;  // of all runs; must not be reallocated, because runs point into it
   std::vector<RansRun> runs_;
-  double entropy_bits_ = 0;
+  double entropy_bits_ = 0;  // of the gaps and steps put so far
 };
 
 }  // namespace
@@ -314,8 +331,9 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   if (block.dense_range_count > 0) gap_coded.push_back(kRangesMax);
   for (const std::uint32_t range : gap_coded)
     codes[range] = assembly.put_gaps(sink.gap[range], ranges[range].gap_tokens);
-  // Chooses the number of rANS states. More are faster, but each takes 16 bits. So all take at most a 120th of the
-  // symbols' bits, or a 40th if they are kRunStateAlignment, the fewest with which vector code can run.
+  // Chooses the number of rANS states, which vector code advances side by side. More are faster, but each takes 16 bits
+  // in the output. So all take at most a 120th of the symbols' bits, or a 40th if they are kRunStateAlignment, the
+  // fewest with which vector code can run.
   unsigned state_count_log2 = 0;
   if (block.dense_range_count > 0) {
     double symbol_bits = 0, sampled_elements = 0;
@@ -343,14 +361,14 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   if (block.dense_range_count == 0) return entropy_bits_total;
   const std::size_t dense_begin = out.size();
   const std::uint64_t low_bits = 8 * sink.low.whole_bytes + sink.low.pending_bits;
-  put_bits(sink.low, 0, (8 - sink.low.pending_bits) % 8);
+  put_bits(sink.low, 0, (8 - sink.low.pending_bits) % 8);  // fills the last byte
   put_varint(out, sink.low.whole_bytes);
   put_bytes(out, ByteSpan(low_bit_bytes).first(sink.low.whole_bytes));
   for (unsigned range = 0; range < block.dense_range_count; ++range)
     fill_small_encode_table(range, fits[range].table, small_codes);
   const std::uint32_t state_count = 1u << state_count_log2;
   rans.write_small(sink.dense_symbols, dense_run_lengths, block.dense_range_count, small_codes, state_count, out);
-  // All written bits except those of the states, and the low bits without padding.
+  // All written bits except those of the states (two bytes each), and the low bits without padding.
   entropy_bits_total += 8 * (out.size() - dense_begin - 2 * state_count) - 8 * sink.low.whole_bytes + low_bits;
   return entropy_bits_total;
 }
@@ -368,8 +386,8 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
   SparseModel model = choose_model(prev, cur, place, grid);
   state.sink = {};
   const bool all_dense = model.block.dense_range_count == model.block.range_count;
-  // If most elements are not in dense ranges, a sample has too few that are. The pass then packs all of them, and their
-  // tables are fitted afterwards.
+  // If less than half of the elements are in dense ranges, a sample has too few of them to fit their tables. The pass
+  // then packs all elements of dense ranges, and the tables are fitted to these afterwards.
   const bool fit_after_pass = !all_dense && model.dense_fraction < 0.5;
   if (model.block.dense_range_count > 0 && !fit_after_pass) state.sample_dense(model, grid, prev, cur, element_bytes);
   state.block_symbols.clear();
@@ -386,8 +404,8 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
     for_each_block(grid, leaf / element_bytes, leaf_end / element_bytes, [&](std::uint64_t first, std::uint32_t count) {
       const std::byte* old = old_content + (first * element_bytes - leaf);
       const std::byte* now = new_content + (first * element_bytes - leaf);
-      // Prefetches later memory of both sides in small parts between the steps, because one large prefetch would stall.
-      // `leaf_read` may read the next leaf.
+      // Prefetches the memory one leaf ahead, of both sides, a third between each two steps, because one large prefetch
+      // would stall. It is not prefetched if the content is in several pieces, because addresses then do not continue.
       const std::byte* prev_ahead = old + kLeafBytes;
       const std::byte* cur_ahead = now + kLeafBytes;
       const auto prefetch_third = [&] {

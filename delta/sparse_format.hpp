@@ -9,28 +9,34 @@
 
 namespace echoline::delta {
 
-// Every block has a symbol: kSymbolUntouched if nothing changes in it, otherwise s, which shifts the exponents of the
-// segment's classes by s - kSymbolUnshifted.
+// A class holds the elements whose old values have one exponent: class c has the exponent base + c. A range is a set of
+// adjacent classes that are coded with one table. In a dense range each element is coded by a symbol of its own; in
+// the others only the changes are coded, and the gaps between them.
+//
+// Every block (run of elements) has a symbol: kSymbolUntouched if nothing changes in it, otherwise a number s. In this
+// block, s - kSymbolUnshifted is added to the base, because its values may be larger or smaller than those of others.
 inline constexpr unsigned kSymbolUntouched = 0;
 inline constexpr unsigned kSymbolUnshifted = 8;
 inline constexpr unsigned kBlockSymbols = 16;
 // A gap is the number of unchanged elements of a range between two changes.
-inline constexpr unsigned kGapTables = 24;
+inline constexpr unsigned kGapTables = 24;  // fixed tables, for gaps of different mean length
 inline constexpr unsigned kGapEscape = 31;  // followed by another token, whose value is added to 31
 inline constexpr unsigned kGapShiftMax = 31;
 // Widths in bits of the fields of a segment's model, in the order in which they are stored.
-inline constexpr unsigned kBlockLengthBits = 13;  // of BlockGrid, each minus one
-inline constexpr unsigned kBaseBits = 11;
-inline constexpr unsigned kRangeCountBits = 4;  // of the count minus one
+inline constexpr unsigned kBlockLengthBits = 13;  // of BlockGrid::length and of BlockGrid::first, both minus one
+inline constexpr unsigned kBaseBits = 11;         // of the base: the exponent of class 0
+inline constexpr unsigned kRangeCountBits = 4;    // of the count minus one
 inline constexpr unsigned kDenseRangeCountBits = 5;
 inline constexpr unsigned kRangeEndBits = 5;
 inline constexpr unsigned kGapShiftBits = 5, kGapTableBits = 5;  // of GapCode
-inline constexpr unsigned kStateCountLog2Bits = 4;               // of the rANS states of small symbols
-inline constexpr unsigned kLowBitsBits = 6;                      // of the number of low bits of a dense range
-// Argument of fill_decode_table().
+// Small symbols are those of the elements of dense ranges. This field holds log2 of the number of rANS states that code
+// them.
+inline constexpr unsigned kStateCountLog2Bits = 4;
+inline constexpr unsigned kLowBitsBits = 6;  // of the number of low bits of a dense range
+// Argument of fill_decode_table(): the table's last symbol is an ordinary one.
 inline constexpr bool kWithoutEscape = false;
 
-// How the gaps of a range are split into tokens and low bits.
+// How the gaps of a range are split into tokens and low bits: a token is the gap shifted right by `shift`.
 struct GapCode {
   unsigned shift = 0;  // number of low bits
   unsigned table = 0;  // of the tokens, in gap_frequencies()

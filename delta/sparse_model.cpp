@@ -1,5 +1,7 @@
 // Estimates from a sample of a segment how often its elements change, and by which steps, for each class of elements
-// (those with the same exponent). Joins classes into ranges that share code tables. SparseEncoder calls it.
+// (those with the same exponent). Joins adjacent classes into ranges that share code tables: dense ranges, in which a
+// symbol is coded for every element, and ranges in which the gaps between changes are coded. SparseEncoder calls it.
+// Constants without a reason are compromises of size and time; FORMAT.md prescribes none of them.
 #include "delta/sparse_model.hpp"
 
 #include <algorithm>
@@ -12,11 +14,14 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::uint32_t kBlockElements = 4096;  // approximate length of blocks; FORMAT.md allows up to 8192
-constexpr std::uint32_t kRowBlockMin = 512;  // elements; rows at least this long get blocks of their own if they differ
-// Approximate bits of a step table's head and symbol, and of a range beside its table.
+// Elements. Rows (of the tensor's last dimension) at least this long get blocks of their own if the fraction of changes
+// differs between rows.
+constexpr std::uint32_t kRowBlockMin = 512;
+// Approximate bits of a table of steps (its head, and each symbol), and of a range's fields outside the table.
 constexpr double kTableHeadBits = 12, kTableSymbolBits = 10, kRangeHeadBits = 40;
 
-// Step tokens (token.hpp) that a sample counts. The last also counts all greater ones.
+// Number of step tokens (classes of steps of similar size, token.hpp) that a sample counts. The last also counts all
+// greater ones.
 constexpr unsigned kSampledTokens = 24;
 
 // Counts of sampled elements, of one class or of several.
@@ -26,7 +31,8 @@ struct ClassSample {
   std::array<double, kSampledTokens> tokens{};
 };
 
-// Bits to code the steps (differences of new and old values) of the changes.
+// Bits to code the steps (differences of new and old values) of the changes, without the bits that their tokens do not
+// give.
 double step_bits(const ClassSample& class_sample) {
   double bits = 0;
   for (const double count : class_sample.tokens) bits += entropy_bits(count, class_sample.changed);
@@ -37,13 +43,14 @@ double flag_bits(const ClassSample& class_sample) {
   return entropy_bits(class_sample.changed, class_sample.elements) +
          entropy_bits(class_sample.elements - class_sample.changed, class_sample.elements);
 }
-// Approximate bits of a step table.
+// Approximate bits of a table of steps. 1: it also has a symbol that the sample lacks, such as "unchanged".
 double table_bits(const ClassSample& class_sample) {
   double symbol_count = 1;
   for (const double count : class_sample.tokens) symbol_count += count > 0;
   return kTableHeadBits + kTableSymbolBits * symbol_count;
 }
-// The fraction of changed elements. Smoothed, because changes may exist although the sample has none.
+// The fraction of changed elements. Smoothed as if one more element were sampled, of which 2 % changed, because changes
+// may exist although the sample has none.
 double smoothed_density(const ClassSample& class_sample) {
   return (class_sample.changed + 0.02) / (class_sample.elements + 1);
 }
@@ -59,9 +66,10 @@ struct RangeDraft {
   ClassSample sample;
   unsigned class_end = 0;  // exclusive
   bool dense = false;      // a symbol is coded for every element; false: the gaps between changes are coded
-  double bits = 0;         // estimate for the whole segment
+  double bits = 0;         // estimate for this range in the whole segment, not only in the sample
 };
-// Bits to code a range. `scale`: elements of the segment for each sampled one.
+// Bits to code a range of the whole segment. `scale`: elements of the segment for each sampled one. A range without
+// sampled elements counts as free.
 double range_bits(const ClassSample& sample, double scale) {
   const double head_bits = sample.elements > 0 ? kRangeHeadBits + table_bits(sample) : 0;
   return scale * (flag_bits(sample) + step_bits(sample)) + head_bits;
@@ -69,14 +77,16 @@ double range_bits(const ClassSample& sample, double scale) {
 
 // Joins the best pair of adjacent ranges while that saves more bits in tables than it loses in precision, or while
 // there are more than kRangesMax. Then also joins dense ranges until at most kDenseRangesMax are left.
+// `gap_range_bits`: what one gap-coded range fewer saves beside the head and table that range_bits() counts.
 void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range_bits) {
-  constexpr double kDenseRangeBits = 50;
-  constexpr std::ptrdiff_t kDenseRangesMax = 8;  // lookups in more tables take twice as long
+  constexpr double kDenseRangeBits = 50;         // the same saving for a dense range
+  constexpr std::ptrdiff_t kDenseRangesMax = 8;  // the kernels take twice as long to look up more tables
   struct Pair {
     RangeDraft joint;
     double saved_bits = 0;
     bool allowed = false;
   };
+  // Drafts i and i + 1 as one range. If one of them has no sampled elements, the other's statistics stand for both.
   const auto pair_at = [&](std::size_t i) -> Pair {
     const RangeDraft &a = drafts[i], &b = drafts[i + 1];
     if (a.dense != b.dense) return {};  // a dense range is not joined with one coded by gaps
@@ -104,7 +114,7 @@ void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range
     };
     auto best = best_pair(kAnyPair);
     if (!best->allowed) break;
-    if (best->saved_bits <= 0 && drafts.size() <= kRangesMax) {
+    if (best->saved_bits <= 0 && drafts.size() <= kRangesMax) {  // joining no longer saves bits and is not needed
       if (dense_ranges <= kDenseRangesMax) break;
       best = best_pair(kDensePair);
     }
@@ -123,30 +133,34 @@ void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range
 SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
                       double scale) {
   constexpr double kDenseDensityMin = 1.0 / 32;  // a class with this fraction of changes is dense
-  // A gap-coded range costs time for every element; this is its price in bits.
+  // A gap-coded range costs time for every element of the segment. This is its price in bits: one for 4096 elements.
   const double gap_range_bits = elements / 4096;
-  constexpr double kDenseFlagBits = 0.012;     // cost of an unchanged element in a dense range
+  constexpr double kDenseFlagBits = 0.012;     // approximate bits of an unchanged element in a dense range
   constexpr double kSizeLossForSpeed = 0.004;  // growth of the result that is accepted, as a fraction
   SparseModel model;
   model.block.base = base;
   unsigned dense_classes = 0;  // the classes below this are dense
   for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
     const ClassSample& class_sample = classes[class_index];
+    // The limits keep both logarithms finite.
     const double density = std::clamp(smoothed_density(class_sample), 1e-7, 1 - 1e-7);
     model.stay_log2[class_index] = std::log2(1 - density);
     model.change_log2_gain[class_index] = std::log2(density) - model.stay_log2[class_index];
+    // Two changes, because a single one shows little. Changes become rarer as the exponent grows, so all lower classes
+    // are dense too.
     if (class_sample.elements > 0 && class_sample.changed >= kDenseDensityMin * class_sample.elements &&
         class_sample.changed >= 2)
       dense_classes = class_index + 1;
   }
-  double bits = 0, all_elements = 0, gap_coded_elements = 0;
+  double sample_bits = 0, all_elements = 0, gap_coded_elements = 0;
   for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
-    bits += flag_bits(classes[class_index]) + step_bits(classes[class_index]);
+    sample_bits += flag_bits(classes[class_index]) + step_bits(classes[class_index]);
     all_elements += classes[class_index].elements;
     if (class_index >= dense_classes) gap_coded_elements += classes[class_index].elements;
   }
-  // A segment without gap-coded ranges is coded faster.
-  if (gap_coded_elements <= all_elements / 2 && kDenseFlagBits * gap_coded_elements <= kSizeLossForSpeed * bits)
+  // A segment without gap-coded ranges is coded faster, so all classes become dense if that costs few bits and at most
+  // half of the elements would be coded by gaps.
+  if (gap_coded_elements <= all_elements / 2 && kDenseFlagBits * gap_coded_elements <= kSizeLossForSpeed * sample_bits)
     dense_classes = kClasses;
   std::vector<RangeDraft> drafts;
   for (unsigned class_index = 0; class_index < kClasses; ++class_index)
@@ -164,7 +178,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     model.block.range_end[range] = static_cast<std::uint8_t>(drafts[range].class_end);
     for (; class_index < drafts[range].class_end; ++class_index)
       model.block.range_of[class_index] = static_cast<std::uint8_t>(range);
-    // Dense ranges come first and share entry 0.
+    // `density` has the entries of SortedBlock (block.hpp): dense ranges come first and share entry 0.
     const std::size_t entry = range + 1 - model.block.dense_range_count;
     model.density[entry] = smoothed_density(drafts[range].dense ? dense_sample : drafts[range].sample);
   }
@@ -172,7 +186,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   return model;
 }
 
-// The result of sampling a segment.
+// The result of sampling a segment (a part of a tensor that is coded independently).
 struct Sample {
   std::vector<ClassSample> by_exponent;
   std::size_t elements = 0;  // read, or skipped because nothing changes around them
@@ -181,7 +195,7 @@ struct Sample {
   double dispersion = 1;
 };
 
-// First element of the block that contains this element.
+// First element of the block (elements that the kernels code together) that contains this element.
 std::size_t block_start(const BlockGrid& grid, std::size_t element) {
   return element < grid.first ? 0 : element - (element - grid.first) % grid.length;
 }
@@ -206,14 +220,14 @@ class Sampler {
   // previous one.
   std::array<std::vector<std::uint32_t>, 2> elements_;
   std::size_t sampled_elements_ = 0;
-  double runs_ = 0, changes_ = 0, squared_changes_ = 0;
+  double runs_ = 0, changes_ = 0, squared_changes_ = 0;  // squared: the sum over runs of their changes squared
   RawVector<std::byte> prev_scratch_, cur_scratch_;
 };
 
 template <class T>
 void Sampler::add(const Content& prev, const Content& cur, std::size_t sample_elements, const BlockGrid* grid) {
-  constexpr std::size_t kRunElements = 32;
-  constexpr std::size_t kRunsAhead = 12;  // distance of prefetched memory
+  constexpr std::size_t kRunElements = 32;  // adjacent elements, because they share cache lines
+  constexpr std::size_t kRunsAhead = 12;    // distance of prefetched memory
   const bool is_float = field_.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
   const std::size_t stride = std::max<std::size_t>(count / sample_elements, 1) * kRunElements;
@@ -254,15 +268,17 @@ Sample Sampler::finish() && {
   for (std::size_t exponent = 0; exponent <= field_.mask; ++exponent)
     sample.by_exponent[exponent].elements = elements_[0][exponent] + elements_[1][exponent];
   const double mean = changes_ / std::max(runs_, 1.0);
+  // With fewer runs the variance is too uncertain, and the rows count as equal.
   if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squared_changes_ / runs_ - mean * mean) / mean;
   return sample;
 }
 
 template <class T>
 Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* grid) {
-  constexpr double kChangesEnough = 400;
+  constexpr double kChangesEnough = 400;  // for frequencies with an error of about 1 / sqrt(400) = 5 %
   const std::size_t elements = cur.size() / sizeof(T);
-  // Samples one element in 160, and again one in 64 if the first sample has too few changes.
+  // Samples one element in 160, and again one in 64 if the first sample has too few changes. At least 4096 and at most
+  // 32768 elements are read.
   for (const std::size_t sampled_one_in : {160, 64}) {
     Sampler sampler(field);
     sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / sampled_one_in, 4 * 1024, 32 * 1024), grid);
@@ -271,13 +287,16 @@ Sample take_sample(const Content& prev, const Content& cur, const ExponentField&
   return {};
 }
 
-// From these values of Sample::dispersion on, rows count as different, or some as without changes.
+// From these values of Sample::dispersion on, rows count as different, or some as without changes. They are above 1,
+// the dispersion of independent changes, by more than the error of a sample.
 constexpr double kRowsDifferDispersion = 1.15, kRowsUntouchedDispersion = 1.5;
 
 // Returns the model for a segment of `elements` elements of type `dtype`.
 SparseModel model_of(const Sample& sample, DType dtype, double elements) {
   const ExponentField field = exponent_field(dtype);
   const std::vector<ClassSample>& by_exponent = sample.by_exponent;
+  // Class c has the exponent base + c. The base is chosen so that the highest exponent has at most the last class;
+  // lower ones than the base join class 0.
   std::size_t highest = by_exponent.size() - 1;
   while (highest > 0 && by_exponent[highest].elements == 0) --highest;
   const std::size_t base = highest >= kClasses ? highest - (kClasses - 1) : 0;
@@ -298,9 +317,10 @@ SparseModel model_of(const Sample& sample, DType dtype, double elements) {
 template <class T>
 SparseModel sample_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid) {
   const ExponentField field = exponent_field(place.dtype);
-  Sample sample = take_sample<T>(prev, cur, field, nullptr);
+  Sample sample = take_sample<T>(prev, cur, field, /*grid=*/nullptr);
   const bool rows_differ = sample.dispersion > kRowsDifferDispersion;
   grid = choose_grid(place, rows_differ);
+  // Blocks without changes are not coded, so they must not count in the frequencies.
   if (sample.dispersion > kRowsUntouchedDispersion) sample = take_sample<T>(prev, cur, field, &grid);
   SparseModel model = model_of(sample, place.dtype, static_cast<double>(cur.size() / sizeof(T)));
   model.rows_differ = rows_differ;
@@ -308,14 +328,14 @@ SparseModel sample_model(const Content& prev, const Content& cur, const SegmentP
 }
 
 // Elements and changes of a block, by class before clamping and shifting. Index 0 is kClassesBelow classes below the
-// model's first class.
+// model's first class, so that all shifts (-7 to 7) of the classes find their elements.
 constexpr int kClassesBelow = 16, kCountedClasses = 64;
 struct BlockCounts {
   std::array<double, kCountedClasses> elements{}, changed{};
   int first = 0, last = kCountedClasses - 1;  // all other counts are zero
 };
 
-// log2 of the probability of a block's changes if its classes are shifted by `shift`.
+// log2 of the probability of a block's changes if its classes are shifted by `shift` exponents.
 double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
   double sum = 0;
   for (int i = counts.first; i <= counts.last; ++i) {
@@ -328,7 +348,8 @@ double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int 
   return sum;
 }
 
-// Counts all elements, or every eighth word of 32 elements, weighted by eight.
+// Counts all elements, or in a large block every eighth word of 32 elements, weighted by eight: a sample is enough to
+// choose a model.
 template <class T>
 BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const BlockModel& model,
                           const std::uint32_t* changed) {
@@ -363,12 +384,14 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
   const std::uint64_t row_elements = place.row_elements;
   if (row_elements > 0 && row_elements < kBlockElements) {  // a row, or several rows
     const bool is_single_row = rows_differ && row_elements >= kRowBlockMin;
+    // Otherwise as many whole rows as fit in kBlockElements.
     grid.length =
         static_cast<std::uint32_t>(is_single_row ? row_elements : kBlockElements / row_elements * row_elements);
   } else if (row_elements >= kBlockElements && row_elements < 4ull * kBlockElementsMax) {  // a part of a row
     const std::uint64_t parts = (row_elements + kBlockElementsMax / 2) / kBlockElements;
     grid.length = static_cast<std::uint32_t>((row_elements + parts - 1) / std::max<std::uint64_t>(parts, 1));
   }
+  // The block grid is counted over the tensor, so a segment may begin within a block.
   grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
   return grid;
 }
@@ -380,7 +403,9 @@ SparseModel choose_model(const Content& prev, const Content& cur, const SegmentP
 
 unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                        const std::uint32_t* changed, unsigned previous) {
-  constexpr double kSwitchBits = 4;  // approximate cost of a rare symbol
+  // Approximate bits of a symbol other than the previous block's. Most blocks repeat it, so the others are rare. A
+  // block's symbol says by how many exponents the classes are shifted in it.
+  constexpr double kSwitchBits = 4;
   const BlockCounts counts =
       with_element_type(element_bytes, [&]<class T>(T) { return count_classes<T>(prev, count, model.block, changed); });
   const auto log2_likelihood_of = [&](unsigned symbol) {
@@ -388,7 +413,7 @@ unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uin
   };
   unsigned best = previous;
   double best_log2 = log2_likelihood_of(previous) + kSwitchBits;
-  for (unsigned symbol = 1; symbol < kBlockSymbols; ++symbol) {
+  for (unsigned symbol = 1; symbol < kBlockSymbols; ++symbol) {  // 0 is kSymbolUntouched
     const double candidate_log2 = log2_likelihood_of(symbol);
     if (candidate_log2 > best_log2) {
       best = symbol;
@@ -399,15 +424,17 @@ unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uin
 }
 
 GapCode choose_gap_code(double changed, double elements) {
-  // Gaps are taken as geometrically distributed; `ratio` is the probability that an element does not change. Each low
-  // bit of a gap halves the mean of the token that remains, and squares the ratio.
+  // A gap is the number of unchanged elements between two changes. It is coded as a token, the gap without its lowest
+  // `shift` bits, and these bits. Gaps are taken as geometrically distributed; `ratio` is the probability that an
+  // element does not change. Each low bit of a gap halves the mean of the token that remains, and squares the ratio.
   GapCode code;
   double ratio = std::clamp(1 - changed / std::max(elements, 1.0), 0.0, 1 - 1e-10);
-  while (ratio / (1 - ratio) >= 8 && code.shift < kGapShiftMax) {
+  while (ratio / (1 - ratio) >= 8 && code.shift < kGapShiftMax) {  // until the tokens' mean is below 8
     ++code.shift;
     ratio *= ratio;
   }
   const double mean = std::max(ratio / (1 - ratio), 1.0);
+  // Table i is for means from 2^(i / 8) on (gap_frequencies()).
   code.table = static_cast<unsigned>(std::clamp(8 * std::log2(mean), 0.0, kGapTables - 1.0));
   return code;
 }

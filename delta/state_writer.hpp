@@ -10,7 +10,8 @@ namespace echoline::delta {
 // For code that writes to a state and knows the digests of the result.
 class StateWriter {
  public:
-  // The tensor's memory. Unlike mutable_bytes(), keeps the tensor sealed and its digests cached.
+  // The tensor's memory. Unlike mutable_bytes(), leaves the tensor sealed (it counts as unchanging) and its digests
+  // cached.
   static std::span<std::byte> memory(OwnedState& state, std::size_t index);
   // Returns the digests of all leaves (digest.hpp) by tensor. Computes those that are not cached, and caches those of
   // sealed tensors.

@@ -11,11 +11,11 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::size_t kAlignmentBytes = 64;  // of a tensor's memory
+constexpr std::size_t kAlignmentBytes = 64;  // of a tensor's memory: a cache line
 
 struct DTypeInfo {
-  std::string_view name;
-  std::size_t bits;
+  std::string_view name;  // in safetensors files
+  std::size_t bits;       // of an element
 };
 
 // Indexed by DType.
@@ -90,6 +90,7 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> sh
   ECHO_ASSIGN(const std::int64_t count, element_count(shape));
   const std::size_t bits = dtype_bits(dtype);
   if (bits < 8) {
+    // Eight elements fill whole bytes, whatever their bits, so only the elements after the last eight can be short.
     const std::uint64_t last_bits = static_cast<std::uint64_t>(count) % 8 * bits % 8;
     if (last_bits != 0)
       return fail(Code::kInvalid, "", "shape {} of {}, packed elements of {} bits, does not fill its last byte",
@@ -173,7 +174,7 @@ void OwnedState::MemoryDeleter::operator()(std::byte* memory) const {
   if (!block) ::operator delete[](memory, std::align_val_t{kAlignmentBytes});
 }
 
-Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, nullptr); }
+Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, /*allocate=*/nullptr); }
 
 Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate& allocate) {
   StateView sorted = like;
@@ -185,7 +186,7 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
   };
   std::shared_ptr<std::byte> block;
   if (allocate) {
-    std::uint64_t block_bytes = kAlignmentBytes;  // never 0
+    std::uint64_t block_bytes = kAlignmentBytes;  // never 0, also without tensors
     for (const TensorView& tensor : sorted) {
       ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(tensor));
       if (bytes > PTRDIFF_MAX - block_bytes)
@@ -278,7 +279,7 @@ void OwnedState::seal() {
 }
 
 Digest OwnedState::digest(unsigned threads) {
-  return combine_leaves(view(), StateWriter::leaf_digests(*this, threads));
+  return state_digest_of_leaves(view(), StateWriter::leaf_digests(*this, threads));
 }
 
 std::span<std::byte> StateWriter::memory(OwnedState& state, std::size_t index) {

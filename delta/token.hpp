@@ -1,6 +1,7 @@
-// Steps between ordered integers as tokens, and single symbols of rANS, the entropy coder (block.hpp). Functions with
-// internal linkage, because the block kernels use them in translation units compiled for different processors. Internal
-// to this folder.
+// Steps as tokens, and single symbols of rANS, the entropy coder (block.hpp). A step is the signed difference of an
+// element's new and old bits, both as ordered integers. A token stands for its sign and the upper part of its
+// magnitude. Functions with internal linkage, because the block kernels use them in translation units compiled for
+// different processors. Internal to this folder.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +18,7 @@ static inline unsigned token_of_step(std::uint64_t magnitude, bool towards_zero)
   return 16 + 4 * (length - 4) + 2 * upper_half + towards_zero;
 }
 
-// The number of bits of the magnitude that a token does not give.
+// The number of bits of the magnitude that a token does not give: all but the two highest.
 static inline unsigned extra_bits(unsigned token) { return token < 16 ? 0 : (token - 16) / 4 + 2; }
 
 // Reads the extra bits of a token.
@@ -27,7 +28,7 @@ static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
   return high | get_bits(bits, count > 32 ? 32 : count);
 }
 
-// The step of a token with its extra bits; steps towards zero are negative, in two's complement.
+// The step of a token with its extra bits; steps towards zero (odd tokens) are negative, in two's complement.
 static inline std::uint64_t step_of_token(unsigned token, std::uint64_t extra) {
   std::uint64_t magnitude = token / 2 + 1;
   if (token >= 16) {
@@ -57,6 +58,7 @@ template <class T>
 static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
   constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
+  // The step is towards zero if a positive value goes down, or a negative float up.
   const bool is_down = step & kSignBit, is_negative = is_float && (old & kSignBit);
   magnitude = is_down ? static_cast<T>(~step + 1) : step;
   return token_of_step(magnitude, is_down != is_negative);
@@ -81,7 +83,8 @@ static inline bool rans_advance(std::uint32_t& state, RansEntry entry, std::uint
   return refill;
 }
 
-// Reads the next symbol. Past the end it takes zeros as words; the caller compares word_index with word_count.
+// Reads the next symbol; `table` has an entry for each value of a state's low bits. Past the end it takes zeros as
+// words; the caller compares word_index with word_count.
 static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   std::uint32_t& state = reader.state[reader.turn];
   reader.turn = (reader.turn + 1) % kRansStates;
@@ -126,7 +129,8 @@ static inline void read_small_run(SmallReader& reader, std::uint32_t begin, std:
 }
 
 // Encodes a small symbol into a state. Returns whether the state's low byte was output to `byte` first, which happens
-// if the state would become too large. With frequency f the new state is x + first_slot + floor(x / f) * (256 - f).
+// if the state would become too large. With frequency f the new state is x + first_slot + floor(x / f) * (256 - f),
+// which is floor(x / f) * 256 + x % f + first_slot.
 static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
   const std::uint32_t other_slots = codes.other_slots[symbol];
   *byte = static_cast<std::byte>(state & 0xff);
@@ -134,7 +138,7 @@ static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std:
   const std::uint32_t x = spill ? state >> 8 : state;
   const std::uint32_t reciprocal = codes.reciprocal_low[symbol] | std::uint32_t{codes.reciprocal_high[symbol]} << 8;
   const std::uint32_t quotient = (x * reciprocal >> 16) >> codes.shift[symbol];
-  // For frequency 1 the quotient is one too small.
+  // For frequency 1 (255 other slots) the quotient is one too small, so the product lacks 255.
   const std::uint32_t correction = other_slots == kSmallSlots - 1 ? kSmallSlots - 1 : 0;
   state = static_cast<std::uint16_t>(x + codes.first_slot[symbol] + quotient * other_slots + correction);
   return spill;
@@ -159,6 +163,7 @@ static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* 
 template <class TableOf>
 static inline void rans_read_run(RansReader& reader, std::uint64_t count, TableOf&& table_of, std::uint16_t* symbols) {
   std::uint64_t i = 0;
+  // Single symbols until it is state 0's turn; then four at a time while four more words are certain.
   for (; i < count && reader.turn != 0; ++i) symbols[i] = static_cast<std::uint16_t>(rans_read(reader, table_of(i)));
   std::uint32_t state0 = reader.state[0], state1 = reader.state[1], state2 = reader.state[2], state3 = reader.state[3];
   std::uint64_t word_index = reader.word_index;

@@ -32,11 +32,13 @@ struct Send {
   ConnId conn;
   Slice head, tail;
 };
-// Closes the connection once all sent bytes have left; the driver bounds the wait. No further event follows for it.
+// Closes the connection once all sent bytes have left; the driver bounds the wait. The driver reports no further event
+// of this connection.
 struct Close {
   ConnId conn;
 };
-// The peer is known: the driver's decoder of this connection accepts every type of frame from now on.
+// The peer is known: the driver's decoder of this connection accepts every type of frame from now on. Before, it
+// accepts only short first messages, so that an unknown peer cannot occupy memory.
 struct Admit {
   ConnId conn;
 };
@@ -83,7 +85,7 @@ struct DropSpool {
 struct Joined {
   MemberInfo member;
 };
-struct WorkerAway {  // unreachable: its work is void, its place is kept for LearnerConfig::away_max
+struct WorkerAway {  // unreachable: its leases are void, its membership is kept for LearnerRules::away_max
   WorkerId worker;
   std::string reason;
 };
@@ -96,12 +98,13 @@ struct WorkerTrouble {
   WorkerId worker;
   std::string text;
 };
-// The worker has installed this version.
+// The worker has acknowledged that it installed this version.
 struct Acked {
   WorkerId worker;
   Version version;
   Digest policy_digest{};
 };
+// A message of the worker's application.
 struct MessageFrom {
   WorkerId worker;
   std::string bytes;
@@ -113,8 +116,8 @@ struct BroadcastDone {
 struct TopologyChanged {
   chains::Topology topology;
 };
-// A late worker needs a publication of `current` that is not stored: the stored deltas from `from` folded into one, or
-// a full snapshot. At most one request at a time is open.
+// Asks for a publication that brings a late worker to version `current` and is not stored yet: the stored deltas from
+// `from` folded into one, or a full snapshot. At most one request at a time is open.
 struct NeedCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot
@@ -137,13 +140,15 @@ struct Welcomed {
 // The next publication to install.
 struct Deliver {
   Publication publication;
-  // If set, `publication` has no payload yet: the driver opens that of this spool. Absent: the payload is in memory.
+  // If set, `publication` has no payload yet: the driver opens this publication's spool as its payload. Absent: the
+  // payload is in memory.
   std::optional<PublicationId> spooled;
   std::uint64_t bytes = 0;  // of the payload
 };
 struct DeliverPart {  // only if MemberConfig::delivers_parts
   PublicationPart part;
 };
+// A message of the learner's application.
 struct Message {
   std::string bytes;
 };

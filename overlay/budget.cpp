@@ -63,6 +63,7 @@ std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& 
                                [](const Trouble&) { return std::optional(Kind::kTrouble); },
                                [](const Draining&) { return std::optional(Kind::kDraining); },
                                [](const Have&) { return std::optional(Kind::kHave); },
+                               // A child sends a grant before the list of chunks that it permits.
                                [](const SignedGrant&) { return std::optional(Kind::kHave); },
                                [](const ChunkRequest&) { return std::optional(Kind::kChunkRequest); },
                                [](const MoreStreams&) { return std::optional(Kind::kMoreStreams); },

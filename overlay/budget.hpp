@@ -46,7 +46,7 @@ class MessageBudget {
   Verdict count(Kind kind, TimePoint now, std::size_t bytes = 0);
   static constexpr int kUnfoundedWeight = 12;
   // Counts an accusation against a worker that never sent anything to the accuser: as kUnfoundedWeight dropped
-  // messages. Returns kDrop or kTooMuch.
+  // messages, because an honest worker makes none. Returns kDrop or kTooMuch.
   Verdict count_unfounded_accusation(TimePoint now);
   // The budget of a message; absent for messages that neither a learner nor a parent accepts.
   static std::optional<Kind> kind_of(const ControlMessage& message);

@@ -70,7 +70,7 @@ Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std:
     if (!part.more)
       skipped_bytes_ = 0;  // the next part begins another message
     else if (report_now)
-      skipped_bytes_ = 1;
+      skipped_bytes_ = 1;  // begins the count again, but not at 0, which would mean that no part is skipped
     else
       skipped_bytes_ += part.body.size();
     if (!report_now) return std::optional<std::string>();
@@ -84,6 +84,7 @@ Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std:
 void SilenceMeter::on_regular_message(TimePoint now) {
   const double gap_s = seconds(now - last_regular_at_);
   last_regular_at_ = now;
+  // First the deviation, because it is measured from the old mean.
   deviation_s_ += kDeviationWeight * (std::abs(gap_s - mean_s_) - deviation_s_);
   mean_s_ += kMeanWeight * (gap_s - mean_s_);
 }

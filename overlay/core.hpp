@@ -46,7 +46,7 @@ struct CoreOptions {
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  // A worker asks for a helper, a node that sends it missing versions, at most once in this many heartbeats.
+  // A worker asks for a helper, a node that sends it missing versions, at most once in this many heartbeat intervals.
   static constexpr int kHelpPauseHeartbeats = 4;
 
   explicit Core(const CoreOptions& options)
@@ -167,7 +167,8 @@ class SilenceMeter {
   void on_regular_message(TimePoint now);
   // The peer sent a message that is not a regular one, so its gap is not counted.
   void on_other_message(TimePoint now) { last_other_at_ = now; }
-  // This process was suspended for `pause`, until now. That time does not count as silence of the peer.
+  // This process was suspended for `pause`, until now. That time does not count as silence of the peer. The times are
+  // at most `now`, because the peer may have been heard since.
   void postpone(Duration pause, TimePoint now) {
     last_regular_at_ = std::min(last_regular_at_ + pause, now);
     last_other_at_ = std::min(last_other_at_ + pause, now);

@@ -6,6 +6,7 @@
 namespace echoline::overlay {
 
 bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
+  // With a version to catch up to, this node only helps the child: an edge of its own.
   const auto [it, added] = edges_.try_emplace({child, hello.catch_up_to.has_value()});
   Edge& edge = it->second;
   if (edge.conns.size() >= kStreamsMax) return false;
@@ -14,7 +15,7 @@ bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint no
   edge.conns.push_back(conn);
   connections_[conn].edge = &edge;
   uplink_.open(conn, edge);
-  if (added || hello.stream == 0) {
+  if (added || hello.stream == 0) {  // the hello of a further stream lists no chunks
     edge.catch_up_to = hello.catch_up_to;
     edge.full_only = hello.full_only;
     store_have(edge, std::move(hello.have));
@@ -118,7 +119,7 @@ void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint 
   known.version = stored->key().version;
   if (edge.position && *edge.position >= stored->key().version) {  // the child was thought to have this version
     edge.position = stored->key().base;
-    known.chunks = stored->have;
+    known.chunks = stored->have;  // it lacks only the requested one
   }
   edge.complete_at_child.erase(stored->key());
   known.chunks.erase(request.index);
@@ -190,7 +191,7 @@ bool EdgeSender::has_many_deltas(const Edge& edge, const std::vector<Publication
   if (!snapshot_bytes || static_cast<double>(bytes) < kDeltasBytesFraction * static_cast<double>(*snapshot_bytes))
     return false;
   return std::count_if(store_.entries().begin(), store_.entries().end(),
-                       [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
+                       [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;  // the next delta
 }
 
 // Finds the path from the child's version to the newest with the fewest bytes still to send: a shortest path over the
@@ -210,8 +211,8 @@ void EdgeSender::plan_path(Edge& edge) {
     bool last_lacks_chunks = false;      // the child lacks chunks of `last`
     bool lacks_chunks = false;           // the child lacks chunks of some publication on the path
   };
-  std::map<Version, Path> best;  // by version that the path reaches
-  if (edge.position) best[*edge.position] = {};
+  std::map<Version, Path> cheapest_to;  // by the version that the path reaches
+  if (edge.position) cheapest_to[*edge.position] = {};
   // Extends the paths by one publication. `missing_bytes`: still to send of it.
   const auto extend_paths_by = [&](const PublicationKey& key, std::uint64_t missing_bytes, bool last_lacks_chunks) {
     if (edge.position && key.version <= *edge.position) return;
@@ -219,12 +220,12 @@ void EdgeSender::plan_path(Edge& edge) {
     std::uint64_t cost_bytes = missing_bytes;
     bool lacks_chunks = last_lacks_chunks;
     if (key.base) {
-      const auto base_path = best.find(*key.base);
-      if (base_path == best.end()) return;
+      const auto base_path = cheapest_to.find(*key.base);
+      if (base_path == cheapest_to.end()) return;
       cost_bytes += base_path->second.cost_bytes;
       lacks_chunks |= base_path->second.lacks_chunks;
     }
-    const auto [it, added] = best.try_emplace(key.version);
+    const auto [it, added] = cheapest_to.try_emplace(key.version);
     const bool is_cheaper =
         added || cost_bytes < it->second.cost_bytes || (cost_bytes == it->second.cost_bytes && key.base);
     if (is_cheaper)
@@ -256,12 +257,12 @@ void EdgeSender::plan_path(Edge& edge) {
     bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * edge.wanted.share());
     extend_paths_by(key, child_lacks_chunks ? bytes - std::min(have_bytes, bytes) : 0, child_lacks_chunks);
   }
-  extend_by_complete_before(nullptr);
+  extend_by_complete_before(/*end=*/nullptr);
 
   // If every chunk of a path was sent, the child will reach the path's version. Only publications that start at that
   // version are then of use, so the path is planned again from there.
   std::optional<Version> version_to_come = edge.position;
-  for (const auto& [version, path] : best)
+  for (const auto& [version, path] : cheapest_to)
     if (!path.lacks_chunks) version_to_come = std::max(version_to_come, std::optional(version));
   if (version_to_come != edge.position) {
     edge.position = version_to_come;
@@ -270,14 +271,14 @@ void EdgeSender::plan_path(Edge& edge) {
   }
 
   const bool can_fold = can_fold_for(edge);
-  auto chosen = best.lower_bound(target);  // the cheapest path to the target or beyond
-  for (auto it = chosen; it != best.end(); ++it)
+  auto chosen = cheapest_to.lower_bound(target);  // the cheapest path to the target or beyond
+  for (auto it = chosen; it != cheapest_to.end(); ++it)
     if (it->second.cost_bytes < chosen->second.cost_bytes) chosen = it;
   const double factor = catch_ups_on_demand_ ? kSnapshotFactor : kHandOverFactor;
-  const bool is_costly = chosen != best.end() && snapshot_bytes &&
+  const bool is_costly = chosen != cheapest_to.end() && snapshot_bytes &&
                          static_cast<double>(chosen->second.cost_bytes) >
                              factor * edge.wanted.share() * static_cast<double>(*snapshot_bytes);
-  if (chosen == best.end()) {
+  if (chosen == cheapest_to.end()) {
     report_trouble(edge, {.target = target, .snapshot_is_cheaper = false}, can_fold);
     // Another node brings the child to `target`; from there, this node sends again.
     if (!catch_ups_on_demand_) edge.position = target;
@@ -285,20 +286,20 @@ void EdgeSender::plan_path(Edge& edge) {
   }
   std::vector<PublicationKey> path;
   for (std::optional<Version> version = chosen->first; version;) {  // from the target back to the child's version
-    const Path& step = best.at(*version);
+    const Path& step = cheapest_to.at(*version);
     if (!step.last) break;
     if (step.last_lacks_chunks) path.push_back(*step.last);
     version = step.last->base;
   }
   std::reverse(path.begin(), path.end());
-  const bool has_too_many = can_fold && has_many_deltas(edge, path, chosen->second.cost_bytes);
-  if (!is_costly && !has_too_many) edge.was_reported_behind = false;
-  if ((is_costly || has_too_many) && !edge.was_reported_behind) {
+  const bool has_too_many_deltas = can_fold && has_many_deltas(edge, path, chosen->second.cost_bytes);
+  if (!is_costly && !has_too_many_deltas) edge.was_reported_behind = false;
+  if ((is_costly || has_too_many_deltas) && !edge.was_reported_behind) {
     edge.was_reported_behind = true;
     report_trouble(edge, {.target = target, .snapshot_is_cheaper = true},
                    can_fold && path.size() > 1);  // a path of one delta needs no folding
   }
-  if (has_too_many || (is_costly && edge.catch_up_to && catch_ups_on_demand_))
+  if (has_too_many_deltas || (is_costly && edge.catch_up_to && catch_ups_on_demand_))
     return;  // waits for the far cheaper publication that was requested
   edge.path = std::move(path);
   forget_unneeded(edge);
@@ -316,7 +317,7 @@ void EdgeSender::forget_unneeded(Edge& edge) {
 }
 
 std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
-  if (conn == edge.conns.front())
+  if (conn == edge.conns.front())  // each message is sent once, on one connection
     for (std::optional<Slice>* message : {&edge.trouble_message, &edge.status})
       if (*message) return OutFrame{*std::exchange(*message, std::nullopt), {}};
   for (auto it = edge.path.begin(); it != edge.path.end();) {
@@ -335,8 +336,8 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
       const StoredChunk* chunk = store_.fetch(*stored, *index);
       if (!chunk) return std::nullopt;  // it is being read from disk
       known.chunks.insert(*index);
-      chunk_bytes_ += chunk->length;
-      if (edge.catch_up_to) helped_bytes_ += chunk->length;
+      chunk_bytes_sent_ += chunk->length;
+      if (edge.catch_up_to) helped_bytes_sent_ += chunk->length;
       return OutFrame{chunk->head, chunk->data};
     }
     if (child_has_all(edge, *stored))

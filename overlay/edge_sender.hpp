@@ -15,7 +15,7 @@ struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;  // the child's version
   CannotServe what;
-  bool can_fold = false;  // the stored deltas from `position` on can be folded into one, which suffices
+  bool can_fold = false;  // instead of a snapshot, the stored deltas from `position` on folded into one suffice
 };
 
 class EdgeSender {
@@ -30,12 +30,12 @@ class EdgeSender {
   static constexpr std::size_t kDeltasMax = 3;
   static constexpr double kDeltasBytesFraction = 0.05;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
-  // The uplink weight of a child that this node only helps; 1 is a child with all stripes. Children that forward come
-  // first.
+  // The uplink weight of a helped child, relative to 1 for a child with all stripes. Low, because children that forward
+  // come first.
   static constexpr double kHelpedWeight = 1.0 / 8;
 
-  // References must outlive the sender. `catch_ups_on_demand`: each trouble is answered by a new publication in this
-  // store (the learner). Otherwise the child is told to ask the learner for help (workers).
+  // References must outlive the sender. `catch_ups_on_demand`: true at the learner, which answers each trouble with a
+  // new publication in this store. A worker tells the child to ask the learner for help.
   EdgeSender(PublicationStore& store, Uplink& uplink, bool catch_ups_on_demand)
       : store_(store), uplink_(uplink), catch_ups_on_demand_(catch_ups_on_demand) {}
 
@@ -70,8 +70,8 @@ class EdgeSender {
   // One report for every child, from the uplink's measurements.
   std::vector<EdgeReport> reports(TimePoint now) const;
 
-  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // without headers
-  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part that went to helped children
+  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_sent_; }    // without headers
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_sent_; }  // the part that went to helped children
   // The largest number of publications remembered for one child: those in the store and those in its last list.
   std::size_t known_publications() const;
 
@@ -125,7 +125,7 @@ class EdgeSender {
   std::map<EdgeKey, Edge> edges_;
   std::map<ConnId, Connection> connections_;
   std::vector<EdgeTrouble> troubles_;
-  std::uint64_t chunk_bytes_ = 0, helped_bytes_ = 0;
+  std::uint64_t chunk_bytes_sent_ = 0, helped_bytes_sent_ = 0;
   std::optional<Version> target_min_, foldable_from_;
   std::set<Version> refused_deltas_;  // the versions from which no delta will be made
 };

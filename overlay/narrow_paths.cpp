@@ -15,9 +15,9 @@ constexpr int kStallsForProof = 2;  // failures with usual segments that prove a
 void NarrowPaths::on_handshake_timeout(const std::string& host, bool small_segments, const Stall& stall) {
   if (hosts_.size() >= kHostsMax && !hosts_.contains(host)) return;
   Host& known = hosts_[host];
-  if (known.is_narrow) return;  // the path is known; this timeout has another reason
-  known.try_small = !small_segments;
-  if (small_segments) {  // small segments do not help: the other end may be stopped
+  if (known.is_narrow) return;        // the path is known; this timeout has another reason
+  known.try_small = !small_segments;  // tries the other size next
+  if (small_segments) {               // small segments do not help: the other end may be stopped
     known.stalls = 0;
     return;
   }

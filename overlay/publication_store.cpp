@@ -39,25 +39,25 @@ Status PublicationStore::begin(const Announcement& announcement, const SignedAnn
     known->contested = !known->complete && announcement.issued <= known->announcement.issued;
     if (known->complete || known->contested)
       return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
-    erase(PublicationKey(announcement.key));
+    erase(PublicationKey(announcement.key));  // a copy of the key, here and below: erase() destroys the entry with it
   }
   StoredPublication& entry = entries_[announcement.key];
   entry.id = id;
   entry.announcement = announcement;
   entry.signed_announcement = as_signed;
-  keys_[id] = announcement.key;
+  key_by_id_[id] = announcement.key;
   for (auto it = entries_.begin(); it != entries_.end() && entries_.size() > limits_.publications_max;) {
     const PublicationKey key = (it++)->first;
     if (key.version >= keep_from) break;
     if (key != announcement.key) erase(key);
   }
-  spool(entry, Slice(encode_control(as_signed)));
+  spool_record(entry, Slice(encode_control(as_signed)));
   return ok();
 }
 
 Result<bool> PublicationStore::close(const Manifest& manifest, const SignedManifest& as_signed) {
-  const auto key = keys_.find(manifest.publication);
-  if (key == keys_.end())
+  const auto key = key_by_id_.find(manifest.publication);
+  if (key == key_by_id_.end())
     return fail(Code::kNotFound, "close publication", "the manifest's publication was not announced");
   StoredPublication& entry = entries_.at(key->second);
   if (entry.manifest) {
@@ -70,7 +70,7 @@ Result<bool> PublicationStore::close(const Manifest& manifest, const SignedManif
                 to_text(entry.key()), manifest.payload_bytes, entry.announcement.chunk_bytes, kChunksMax);
   entry.manifest = manifest;
   entry.signed_manifest = as_signed;
-  spool(entry, Slice(encode_control(as_signed)));
+  spool_record(entry, Slice(encode_control(as_signed)));
   return complete_if_whole(entry);
 }
 
@@ -97,8 +97,8 @@ Status PublicationStore::prove(const StoredPublication& publication, const Frame
 
 Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from, bool installable_now) {
   const ChunkHead& head = frame.chunk;
-  const auto key = keys_.find(head.publication);
-  if (key == keys_.end())
+  const auto key = key_by_id_.find(head.publication);
+  if (key == key_by_id_.end())
     return fail(Code::kNotFound, "receive chunk", "chunk {} of a publication that was not announced", head.index);
   StoredPublication& entry = entries_.at(key->second);
   if (entry.have.contains(head.index)) return Put::kDuplicate;
@@ -112,7 +112,7 @@ Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version 
 
 Status PublicationStore::add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                                  Version keep_from) {
-  StoredPublication& entry = entries_.at(keys_.at(id));
+  StoredPublication& entry = entries_.at(key_by_id_.at(id));
   ECHO_TRY(make_room(head.length, entry.key(), keep_from, /*may_drop_later=*/false, /*installable_now=*/false));
   store_chunk(entry, head.index,
               {.head = Slice(encode_chunk_head(head)),
@@ -135,18 +135,18 @@ void PublicationStore::store_chunk(StoredPublication& entry, std::uint32_t index
     if (is_recovering_) resident_.emplace_back(entry.id, index);
   }
   entry.chunks[index] = std::move(chunk);
-  if (limits_.disk && !is_recovering_) spool(entry, index);
+  if (limits_.disk && !is_recovering_) spool_chunk(entry, index);
 }
 
-void PublicationStore::spool(const StoredPublication& entry, Slice record) {
+void PublicationStore::spool_record(const StoredPublication& entry, Slice record) {
   if (limits_.disk && !is_recovering_)
     actions_.push_back(
         act::Spool{.publication = entry.id, .record = std::move(record), .chunk = {}, .offset = 0, .data = {}});
 }
 
-void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index) {
+void PublicationStore::spool_chunk(const StoredPublication& entry, std::uint32_t index) {
   const StoredChunk& chunk = entry.chunks[index];
-  ++writing_[{entry.id, index}];
+  ++writes_in_progress_[{entry.id, index}];
   actions_.push_back(act::Spool{.publication = entry.id,
                                 .record = chunk.head,
                                 .chunk = index,
@@ -159,9 +159,10 @@ void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index
 void PublicationStore::try_disk_again() {
   for (int offered = 0; offered < kOfferedPerWrite && !unwritten_.empty();) {
     const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
-    const StoredPublication& entry = entries_.at(keys_.at(id));
-    if (!entry.have.contains(index) || entry.chunks[index].on_disk || writing_.contains({id, index})) continue;
-    spool(entry, index);
+    const StoredPublication& entry = entries_.at(key_by_id_.at(id));
+    if (!entry.have.contains(index) || entry.chunks[index].on_disk || writes_in_progress_.contains({id, index}))
+      continue;
+    spool_chunk(entry, index);
     ++offered;
   }
   if (unwritten_.empty()) has_disk_failed_ = false;
@@ -217,6 +218,7 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
   const Version kept_up_to = installable_now && for_key.base ? *for_key.base : for_key.version;
   for (auto it = entries_.end(); may_drop_later && is_full() && it != entries_.begin();) {
     const PublicationKey newest_key = std::prev(it)->first;
+    // A snapshot can be installed without `for_key`, and so can the deltas on it, which are older than any newer entry.
     if (newest_key.full() || newest_key.version <= kept_up_to) break;
     if (newest_key == for_key)
       --it;
@@ -235,8 +237,8 @@ void PublicationStore::evict() {
   while (!has_disk_failed_ && memory_bytes_ > limits_.memory_max.count / 2 && !resident_.empty()) {
     const auto [id, index] = resident_.front();
     resident_.pop_front();
-    const auto key = keys_.find(id);
-    if (key == keys_.end()) continue;
+    const auto key = key_by_id_.find(id);
+    if (key == key_by_id_.end()) continue;
     StoredPublication& entry = entries_.at(key->second);
     if (!entry.have.contains(index)) continue;  // dropped and opened again
     StoredChunk& chunk = entry.chunks[index];
@@ -250,7 +252,7 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
   if (!entry.chunks[index].data.empty()) return &entry.chunks[index];
   for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAheadChunks; ++i) {
     const StoredChunk& chunk = entry.chunks[i];
-    if (!entry.have.contains(i) || !chunk.data.empty() || !reading_.insert({entry.id, i}).second) continue;
+    if (!entry.have.contains(i) || !chunk.data.empty() || !reads_in_progress_.insert({entry.id, i}).second) continue;
     actions_.push_back(act::ReadChunk{.publication = entry.id,
                                       .chunk = i,
                                       .offset = std::uint64_t{i} * entry.announcement.chunk_bytes,
@@ -260,13 +262,13 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
 }
 
 void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
-  const auto key = keys_.find(id);
+  const auto key = key_by_id_.find(id);
   if (!written) has_disk_failed_ = true;
-  // Only the last write in progress counts (see writing_).
-  const auto writing = writing_.find({id, index});
-  if (writing != writing_.end() && --writing->second > 0) return;
-  if (writing != writing_.end()) writing_.erase(writing);
-  StoredPublication* const entry = key == keys_.end() ? nullptr : &entries_.at(key->second);
+  // Only the last write in progress counts (see writes_in_progress_).
+  const auto writing = writes_in_progress_.find({id, index});
+  if (writing != writes_in_progress_.end() && --writing->second > 0) return;
+  if (writing != writes_in_progress_.end()) writes_in_progress_.erase(writing);
+  StoredPublication* const entry = key == key_by_id_.end() ? nullptr : &entries_.at(key->second);
   const bool still_stored = entry && entry->have.contains(index);
   if (!written) {
     if (still_stored) unwritten_.insert({id, index});
@@ -281,9 +283,9 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
 }
 
 bool PublicationStore::on_chunk_read(const PublicationId& id, std::uint32_t index, Slice data) {
-  reading_.erase({id, index});
-  const auto key = keys_.find(id);
-  if (key == keys_.end()) return true;
+  reads_in_progress_.erase({id, index});
+  const auto key = key_by_id_.find(id);
+  if (key == key_by_id_.end()) return true;
   StoredPublication& entry = entries_.at(key->second);
   // The publication was dropped and opened again, or the chunk is already here.
   if (!entry.have.contains(index) || !entry.chunks[index].data.empty()) return true;
@@ -338,8 +340,8 @@ StoredPublication* PublicationStore::find(const PublicationKey& key) {
 }
 
 const StoredPublication* PublicationStore::find(const PublicationId& id) const {
-  const auto key = keys_.find(id);
-  return key == keys_.end() ? nullptr : &entries_.at(key->second);
+  const auto key = key_by_id_.find(id);
+  return key == key_by_id_.end() ? nullptr : &entries_.at(key->second);
 }
 
 std::optional<Version> PublicationStore::newest() const {
@@ -361,7 +363,7 @@ void PublicationStore::erase(const PublicationKey& key) {
   }
   unwritten_.erase(unwritten_.lower_bound({it->second.id, 0}),
                    unwritten_.upper_bound({it->second.id, ~std::uint32_t{0}}));
-  keys_.erase(it->second.id);
+  key_by_id_.erase(it->second.id);
   seals_.erase(it->second.id);
   entries_.erase(it);
   if (2 * resident_dropped_ > resident_.size() + kResidentSlack) sweep_resident();
@@ -369,8 +371,8 @@ void PublicationStore::erase(const PublicationKey& key) {
 
 void PublicationStore::sweep_resident() {
   std::erase_if(resident_, [&](const auto& resident) {
-    const auto key = keys_.find(resident.first);
-    if (key == keys_.end()) return true;
+    const auto key = key_by_id_.find(resident.first);
+    if (key == key_by_id_.end()) return true;
     const StoredPublication& entry = entries_.at(key->second);
     return !entry.have.contains(resident.second) || !entry.chunks[resident.second].on_disk ||
            entry.chunks[resident.second].data.empty();

@@ -78,7 +78,7 @@ class PublicationStore {
   // To make room, the store drops publications below `keep_from`, oldest first, then deltas above this one, newest
   // first. `installable_now`: this publication can be installed as soon as it is complete. Then deltas above its base
   // and incomplete snapshots up to it are dropped as well.
-  Result<Put> put(const Frame& chunk, Version keep_from, bool installable_now = false);
+  Result<Put> put(const Frame& frame, Version keep_from, bool installable_now = false);
   // Adds a chunk made by this learner, with the head and hash from seal().
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                  Version keep_from);
@@ -97,7 +97,7 @@ class PublicationStore {
   std::optional<Version> newest() const;
   // Size of the newest full snapshot that has ever been complete here.
   std::optional<std::uint64_t> full_bytes_hint() const { return full_bytes_; }
-  void erase(const PublicationKey& key);
+  void erase(const PublicationKey& key);  // does nothing for an unknown key
   // Drops incomplete publications up to `version`: no node will complete them.
   void erase_partial_up_to(Version version);
   // A complete publication for the application: its bytes in memory, or its spool. Absent if only some bytes are on
@@ -128,32 +128,33 @@ class PublicationStore {
     std::uint16_t chunk_count;
     trust::Hash root;  // of the Merkle tree over the chunks' hashes
   };
-  Status prove(const StoredPublication& publication, const Frame& chunk, trust::Hash& hash);
+  Status prove(const StoredPublication& publication, const Frame& frame, trust::Hash& hash);  // sets `hash`
   Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool may_drop_later,
                    bool installable_now);
   void store_chunk(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
   Result<bool> complete_if_whole(StoredPublication& publication);
-  void evict();  // drops chunks from memory that are on disk
-  void sweep_resident();
+  void evict();           // drops chunks from memory that are on disk
+  void sweep_resident();  // removes the entries of dropped publications from resident_
   void try_disk_again();
-  void spool(const StoredPublication& publication, Slice record);
-  void spool(const StoredPublication& publication, std::uint32_t index);
+  // Request a disk write: of an announcement or manifest, and of a chunk with its head.
+  void spool_record(const StoredPublication& publication, Slice record);
+  void spool_chunk(const StoredPublication& publication, std::uint32_t index);
 
   StoreLimits limits_;
   const SignatureChecker& checker_;
   std::vector<Action>& actions_;
   std::map<PublicationKey, StoredPublication> entries_;
-  std::map<PublicationId, PublicationKey> keys_;
+  std::map<PublicationId, PublicationKey> key_by_id_;
   // Verified seals of arriving publications, by first chunk.
   std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;
   // Chunks in memory and on disk, in order of arrival. Entries of dropped publications are removed once they are more
   // than half.
   std::deque<std::pair<PublicationId, std::uint32_t>> resident_;
-  std::size_t resident_dropped_ = 0;                           // upper bound on the entries of dropped publications
-  std::set<std::pair<PublicationId, std::uint32_t>> reading_;  // chunks that are being read back
-  // Writes of a chunk in progress. Only the last one marks it as on disk: between two writes, the publication may have
-  // been dropped and opened again.
-  std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writing_;
+  std::size_t resident_dropped_ = 0;  // upper bound on the entries of dropped publications
+  std::set<std::pair<PublicationId, std::uint32_t>> reads_in_progress_;  // of chunks
+  // The number of unfinished writes of each chunk. Only the last one marks the chunk as on disk: between two writes,
+  // the publication may have been dropped and opened again.
+  std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writes_in_progress_;
   std::set<std::pair<PublicationId, std::uint32_t>> unwritten_;  // chunks whose write failed
   bool has_disk_failed_ = false, is_recovering_ = false;
   std::uint64_t memory_bytes_ = 0, memory_peak_bytes_ = 0, disk_bytes_ = 0;

@@ -18,7 +18,7 @@ struct NetworkSettings {
   std::string bind = "127.0.0.1";  // an address or host name; "::" for all of IPv4 and IPv6
   std::uint16_t port = 0;          // 0: any free port
   std::optional<BitRate> uplink;   // the learner's uplink; absent: unlimited
-  std::optional<Bytes> chunk;      // unit of proof and forwarding; absent: by payload and fleet
+  std::optional<Bytes> chunk;      // unit of proof and forwarding; absent: chosen by the payload's size and the fleet
   chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
   // A worker without a heartbeat for this long is away: its leases (rights to work) go to other workers.
   Duration heartbeat_timeout = std::chrono::seconds(3);
@@ -45,8 +45,8 @@ struct LearnerRules {
   BitRate uplink_min = BitRate::from_mbit_per_s(64);
   std::optional<BitRate> uplink_expected;
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
-  // `policy` is only the first one. The learner takes another if the model expects it to be sufficiently faster for the
-  // current workers (chains/choice.hpp).
+  // True: `policy` is only the first one. The learner takes another if the broadcast-time model expects it to be
+  // sufficiently faster for the current workers (chains/choice.hpp).
   bool chooses_policy = false;
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration away_max = std::chrono::minutes(5);  // after this, a worker that is away counts as lost

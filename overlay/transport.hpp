@@ -17,7 +17,7 @@ class Transport {
   // `expected`: the only node that may answer.
   ConnId dial(const Endpoint& to, act::Service service, WorkerId expected) {
     const ConnId conn{next_conn_};
-    next_conn_ += 2;
+    next_conn_ += 2;  // odd numbers; the driver gives accepted connections even ones
     actions_.push_back(act::Dial{conn, to, service, expected});
     return conn;
   }

@@ -51,10 +51,11 @@ class Payload {
   Payload(std::shared_ptr<const int> file, std::uint64_t size) : size_(size), file_(std::move(file)) {}
 
   std::uint64_t size() const { return size_; }
-  // Returns all bytes in one piece: the only piece itself, a gathered copy, or the mapped file. Not on the overlay's
-  // thread. kIo.
+  // Returns all bytes in one piece: the only piece itself, a gathered copy, or the mapped file. Can take long, so it is
+  // not called on the overlay's thread. kIo: the file cannot be mapped.
   Result<Slice> bytes() const;
-  // Passes all bytes to `use` in order, piece by piece. Holds at most one piece that was not in memory. kIo.
+  // Passes all bytes to `use` in order, piece by piece. Reads a file piece by piece, too, so that it never lies in
+  // memory as a whole. kIo: the file cannot be read.
   Status visit(const std::function<Status(std::span<const std::byte>)>& use) const;
   // The pieces in order; empty if the bytes are in a file.
   const std::vector<Slice>& pieces() const { return pieces_; }
@@ -75,7 +76,7 @@ struct Publication {
   Digest policy_digest{};  // digest of the policy after installation; defined by the application, opaque here
   std::string note;        // the learner's application describes the policy in it; signed with the publication
   Payload payload;
-  // False for a step towards a newer version that is delivered right after it. The engine installs it but generates
+  // False for an intermediate version: a newer one is delivered right after it. The engine installs it but generates
   // nothing with it.
   bool activate = true;
 };
@@ -114,7 +115,8 @@ struct BroadcastParts {
   // From the publication until its last byte was encoded, without hashing and signing. The first chunks leave
   // meanwhile.
   Duration encode{};
-  // Hashing and signing of chunks, and from the last byte until the digest was on disk and the publication closed.
+  // Hashing and signing of chunks, and the time from the last byte until the digest was on disk and the publication
+  // closed.
   Duration seal{};
   Duration send{};         // until the worker had its last byte: all hops, with the proof at each of them.
   Duration verify{};       // until the engine was given the policy: proof of the last chunks, the floor on disk
@@ -177,12 +179,12 @@ struct LearnerStats {
   std::vector<WorkerView> workers;  // by id
   std::vector<AwayView> away;       // by id
   chains::Topology topology;
-  Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
-  Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
-  std::uint64_t joined = 0, lost = 0, quarantined = 0;
-  std::uint64_t floods = 0;            // workers expelled for exceeding their message budgets
-  std::size_t known_publications = 0;  // the largest number remembered for one child
-  std::vector<SlowHop> slow_hops;      // the most recent
+  Bytes chunk_bytes_sent;                               // chunk payload bytes sent to seeds and late joiners
+  Bytes bytes_sent, bytes_received;                     // everything on the wire, control included, before encryption
+  std::uint64_t joined = 0, lost = 0, quarantined = 0;  // numbers of joins, losses and quarantines so far
+  std::uint64_t floods = 0;                             // workers expelled for exceeding their message budgets
+  std::size_t known_publications = 0;                   // the largest number of publications remembered for one child
+  std::vector<SlowHop> slow_hops;                       // the most recent
 };
 
 struct WorkerStats {
@@ -193,7 +195,7 @@ struct WorkerStats {
   Bytes bytes_in, bytes_out;  // everything on the wire, control included, before encryption
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   Bytes memory, memory_peak;           // chunks held in memory
-  std::size_t known_publications = 0;  // the largest number remembered for one child
+  std::size_t known_publications = 0;  // the largest number of publications remembered for one child
 };
 
 }  // namespace echoline::overlay

@@ -53,26 +53,28 @@ void Uplink::wake(const Source& source) {
   if (const auto id = source_ids_.find(&source); id != source_ids_.end()) set_ready(id->second, true);
 }
 
-// Start-time fair queueing: the ready source with the least `turn` sends next. A source that was idle gets credit for
-// one window at most, so that it cannot block the others.
+// Start-time fair queueing: the ready source with the least `virtual_time` sends next. A source that was idle gets
+// credit for one window at most, so that it cannot block the others.
 void Uplink::set_ready(std::size_t id, bool ready) {
   SourceState& state = sources_.at(id);
   if (state.is_ready == ready) return;
   state.is_ready = ready;
   if (!ready) {
-    ready_.erase({state.turn, id});
+    ready_.erase({state.virtual_time, id});
     return;
   }
-  state.turn = std::max(state.turn, last_turn_ - static_cast<double>(kWindowBytes) / state.source->weight());
-  ready_.emplace(state.turn, id);
+  state.virtual_time =
+      std::max(state.virtual_time, last_virtual_time_ - static_cast<double>(kWindowBytes) / state.source->weight());
+  ready_.emplace(state.virtual_time, id);
 }
 
-// Picks the source whose turn it is, and its connection with the least in flight.
+// Picks the source that sends next, and its connection with the least in flight. Makes sure that the connection has a
+// frame.
 std::optional<ConnId> Uplink::pick_connection() {
   while (!ready_.empty()) {
     const std::size_t id = ready_.begin()->second;
     SourceState& state = sources_.at(id);
-    std::optional<ConnId> best;
+    std::optional<ConnId> best_conn;
     Connection* best_connection = nullptr;
     for (const ConnId conn : state.conns) {
       Connection& connection = connections_.at(conn);
@@ -80,17 +82,17 @@ std::optional<ConnId> Uplink::pick_connection() {
       // A started frame is finished on its connection before the source's next frame is taken.
       if (!best_connection || std::pair(!connection.frame, connection.in_flight) <
                                   std::pair(!best_connection->frame, best_connection->in_flight)) {
-        best = conn;
+        best_conn = conn;
         best_connection = &connection;
       }
     }
     if (best_connection && !best_connection->frame) {
-      best_connection->frame = state.source->next(*best);
+      best_connection->frame = state.source->next(*best_conn);
       best_connection->frame_bytes_sent = 0;
     }
     if (best_connection && best_connection->frame) {
-      last_turn_ = state.turn;
-      return best;
+      last_virtual_time_ = state.virtual_time;
+      return best_conn;
     }
     set_ready(id, false);  // until it is woken, or the network takes some of its bytes
   }
@@ -133,19 +135,19 @@ void Uplink::pump(TimePoint now) {
     }
     const auto conn = pick_connection();
     if (!conn) {
-      busy_ = false;
+      is_backlogged_ = false;
       return;
     }
     const Connection& connection = connections_.at(*conn);
     const std::size_t bytes = pacer_.slice_bytes(connection.frame->size() - connection.frame_bytes_sent);
-    transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, busy_)};
+    transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, is_backlogged_)};
     SourceState& state = sources_.at(connection.source_id);
-    set_ready(connection.source_id, false);  // and ready again below, because ready_ is sorted by `turn`
-    state.turn += static_cast<double>(bytes) / state.source->weight();
+    set_ready(connection.source_id, false);  // and ready again below, because ready_ is sorted by `virtual_time`
+    state.virtual_time += static_cast<double>(bytes) / state.source->weight();
     set_ready(connection.source_id, true);
-    state.usage.own_limit = transmission_->due > now;
+    state.usage.own_limit = transmission_->due > now;  // the pacer, not the path, holds the slice back
     if (!state.usage.busy) state.busy_since = now;
-    state.usage.busy = busy_ = true;
+    state.usage.busy = is_backlogged_ = true;
   }
 }
 

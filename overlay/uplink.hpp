@@ -77,7 +77,8 @@ class Uplink {
     Usage usage;
     std::size_t in_flight = 0;
     TimePoint busy_since{};
-    double turn = 0;        // bytes sent so far, divided by the weight; the source with the least turn is next
+    // Bytes sent so far, divided by the weight (virtual time in fair queueing). The source with the least sends next.
+    double virtual_time = 0;
     bool is_ready = false;  // listed in ready_
   };
   struct Transmission {  // a slice that occupies the link
@@ -96,11 +97,12 @@ class Uplink {
   std::map<ConnId, Connection> connections_;
   std::map<std::size_t, SourceState> sources_;
   std::map<const Source*, std::size_t> source_ids_;  // for lookups only, never iterated
-  std::set<std::pair<double, std::size_t>> ready_;   // turn and id of sources that may have something to send
+  // Virtual time and id of the sources that may have something to send.
+  std::set<std::pair<double, std::size_t>> ready_;
   std::size_t next_source_id_ = 0;
-  double last_turn_ = 0;  // `turn` of the source served last
+  double last_virtual_time_ = 0;  // of the source served last
   std::optional<Transmission> transmission_;
-  bool busy_ = false;  // there was something to send ever since the link became free
+  bool is_backlogged_ = false;  // there was something to send ever since the link became free
   std::uint64_t bytes_sent_ = 0;
   std::size_t in_flight_ = 0;                     // bytes of all connections that the network has not taken yet
   double recent_bytes_ = 0, recent_seconds_ = 0;  // while busy; halved at intervals

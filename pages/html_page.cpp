@@ -14,43 +14,48 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kTextBytesMax = 10'000;
+constexpr std::size_t kTextBytesMax = 10'000;  // of each text; longer ones are cut
 
-// Whether a link stays inside the page's folder and has no scheme, such as javascript:.
+// Whether a link stays inside the page's folder and has no scheme, such as javascript:. Texts of untrusted workers must
+// not lead the reader elsewhere.
 bool is_safe_link(std::string_view link) {
   return !link.empty() && link.front() != '/' && link.find("..") == std::string_view::npos &&
          link.find(':') == std::string_view::npos;
 }
 
-std::string printable_prefix(std::string_view text) { return printable(text, kTextBytesMax); }
+std::string printable_and_limited(std::string_view text) { return printable(text, kTextBytesMax); }
 
 json plot_json(const Plot& plot) {
-  json out{{"title", printable_prefix(plot.title)},
-           {"x", printable_prefix(plot.x_title)},
-           {"y", printable_prefix(plot.y_title)},
+  json out{{"title", printable_and_limited(plot.title)},
+           {"x", printable_and_limited(plot.x_title)},
+           {"y", printable_and_limited(plot.y_title)},
            {"series", json::array()}};
-  for (const std::string& category : plot.categories) out["categories"].push_back(printable_prefix(category));
+  for (const std::string& category : plot.categories) out["categories"].push_back(printable_and_limited(category));
   for (const PlotSeries& series : plot.series) {
     json points = json::array();
-    for (const PlotPoint& p : series.points) {
-      json point{{"x", p.x}, {"y", p.y}};
-      if (p.low && p.high) point["low"] = *p.low, point["high"] = *p.high;
-      if (!p.note.empty()) point["note"] = printable_prefix(p.note);
-      if (is_safe_link(p.link)) point["link"] = p.link;
+    for (const PlotPoint& plot_point : series.points) {
+      json point{{"x", plot_point.x}, {"y", plot_point.y}};
+      if (plot_point.low && plot_point.high) point["low"] = *plot_point.low, point["high"] = *plot_point.high;
+      if (!plot_point.note.empty()) point["note"] = printable_and_limited(plot_point.note);
+      if (is_safe_link(plot_point.link)) point["link"] = plot_point.link;
       points.push_back(std::move(point));
     }
-    out["series"].push_back(
-        {{"name", printable_prefix(series.name)}, {"joined", series.connect_points}, {"points", std::move(points)}});
+    out["series"].push_back({{"name", printable_and_limited(series.name)},
+                             {"joined", series.connect_points},
+                             {"points", std::move(points)}});
   }
   return out;
 }
 
-// Removes points, and intervals, that are not finite. Then keeps kPlotPointsMax at equal distances, the first and the
-// last included.
+// Removes points, and intervals, that are not finite. If more than kPlotPointsMax points are left, keeps that many at
+// equal distances, the first and the last included.
 void drop_nonfinite_and_thin(PlotSeries& series) {
-  std::erase_if(series.points, [](const PlotPoint& p) { return !std::isfinite(p.x) || !std::isfinite(p.y); });
-  for (PlotPoint& p : series.points)
-    if (!p.low || !p.high || !std::isfinite(*p.low) || !std::isfinite(*p.high)) p.low = p.high = std::nullopt;
+  std::erase_if(series.points, [](const PlotPoint& plot_point) {
+    return !std::isfinite(plot_point.x) || !std::isfinite(plot_point.y);
+  });
+  for (PlotPoint& plot_point : series.points)
+    if (!plot_point.low || !plot_point.high || !std::isfinite(*plot_point.low) || !std::isfinite(*plot_point.high))
+      plot_point.low = plot_point.high = std::nullopt;
   const std::size_t count = series.points.size();
   if (count <= kPlotPointsMax) return;
   std::vector<PlotPoint> kept_points;
@@ -101,37 +106,37 @@ std::string script_json(const json& value) {
   return out;
 }
 
-Page::Page(std::string_view title) : title_(printable_prefix(title)) {}
+Page::Page(std::string_view title) : title_(printable_and_limited(title)) {}
 
 void Page::add_html(std::string html) { parts_.push_back({.html = std::move(html), .plots = {}}); }
 
-void Page::heading(std::string_view text) {
-  add_html(fmt::format("<h2>{}</h2>\n", escape_html(printable_prefix(text))));
+void Page::add_heading(std::string_view text) {
+  add_html(fmt::format("<h2>{}</h2>\n", escape_html(printable_and_limited(text))));
 }
 
-void Page::paragraph(std::string_view text) {
-  add_html(fmt::format("<p>{}</p>\n", escape_html(printable_prefix(text))));
+void Page::add_paragraph(std::string_view text) {
+  add_html(fmt::format("<p>{}</p>\n", escape_html(printable_and_limited(text))));
 }
 
-void Page::definition_list(const std::vector<std::pair<std::string, std::string>>& entries) {
+void Page::add_definition_list(const std::vector<std::pair<std::string, std::string>>& entries) {
   std::string html = "<dl>\n";
   for (const auto& [name, value] : entries)
-    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(printable_prefix(name)),
-                        escape_html(printable_prefix(value)));
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(printable_and_limited(name)),
+                        escape_html(printable_and_limited(value)));
   add_html(html + "</dl>\n");
 }
 
-void Page::table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows) {
+void Page::add_table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows) {
   std::string html = "<div class='wide'><table>\n<thead><tr>";
   for (std::size_t i = 0; i < titles.size(); ++i) {
     const bool is_number = !rows.empty() && i < rows.front().size() && rows.front()[i].is_number;
-    html += fmt::format("<th{}>{}</th>", is_number ? " class='n'" : "", escape_html(printable_prefix(titles[i])));
+    html += fmt::format("<th{}>{}</th>", is_number ? " class='n'" : "", escape_html(printable_and_limited(titles[i])));
   }
   html += "</tr></thead>\n<tbody>\n";
   for (const auto& row : rows) {
     html += "<tr>";
     for (const PageCell& cell : row) {
-      const std::string text = escape_html(printable_prefix(cell.text));
+      const std::string text = escape_html(printable_and_limited(cell.text));
       html += fmt::format(
           "<td{}>{}</td>", cell.is_number ? " class='n'" : "",
           is_safe_link(cell.link) ? fmt::format("<a href='{}'>{}</a>", escape_html(cell.link), text) : text);
@@ -141,10 +146,10 @@ void Page::table(const std::vector<std::string>& titles, const std::vector<std::
   add_html(html + "</tbody></table></div>\n");
 }
 
-void Page::plots(std::vector<Plot> plots) {
+void Page::add_plots(std::vector<Plot> plots) {
   for (Plot& plot : plots) {
     for (PlotSeries& series : plot.series) drop_nonfinite_and_thin(series);
-    std::erase_if(plot.series, [](const PlotSeries& s) { return s.points.empty(); });
+    std::erase_if(plot.series, [](const PlotSeries& plot_series) { return plot_series.points.empty(); });
   }
   std::erase_if(plots, [](const Plot& plot) { return plot.series.empty(); });
   if (!plots.empty()) parts_.push_back({.html = "", .plots = std::move(plots)});
@@ -164,8 +169,8 @@ std::string Page::finish(const ChartLibrary& charts) const {
     if (part.plots.empty()) continue;
     out += "<div class='plots'>\n";
     for (const Plot& plot : part.plots) {
-      const std::string title = escape_html(printable_prefix(plot.title));
-      if (charts.source.empty()) {
+      const std::string title = escape_html(printable_and_limited(plot.title));
+      if (charts.source.empty()) {  // without Chart.js
         out += fmt::format("<figure><figcaption>{}</figcaption>{}</figure>\n", title, plot_svg(plot));
       } else {
         out += fmt::format(

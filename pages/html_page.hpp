@@ -19,13 +19,13 @@ struct PlotPoint {
   double y = 0;
   std::optional<double> low, high;  // ends of a confidence interval, drawn as an error bar; both or neither
   std::string note;                 // further text of the tooltip
-  std::string link;                 // a click opens it; relative to the page
+  std::string link;                 // the page that a click opens; relative to this page
 };
 
 struct PlotSeries {
   std::string name;
   std::vector<PlotPoint> points;
-  bool connect_points = true;  // draws a line through the points, which are sorted by x
+  bool connect_points = true;  // draws a line through the points, which the caller must have sorted by x
 };
 
 struct Plot {
@@ -34,7 +34,7 @@ struct Plot {
   std::vector<PlotSeries> series;
 };
 
-// Page::plots() keeps at most this many points of a series, evenly spaced.
+// Page::add_plots() keeps at most this many points of a series, evenly spaced, so that pages stay small.
 inline constexpr std::size_t kPlotPointsMax = 2000;
 
 struct PageCell {
@@ -52,13 +52,13 @@ ChartLibrary built_in_charts();
 class Page {
  public:
   explicit Page(std::string_view title);
-  void heading(std::string_view text);
-  void paragraph(std::string_view text);
+  void add_heading(std::string_view text);
+  void add_paragraph(std::string_view text);
   // Adds a list of names and values.
-  void definition_list(const std::vector<std::pair<std::string, std::string>>& entries);
-  void table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows);
+  void add_definition_list(const std::vector<std::pair<std::string, std::string>>& entries);
+  void add_table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows);
   // Adds plots, without those that have no points.
-  void plots(std::vector<Plot> plots);
+  void add_plots(std::vector<Plot> plots);
   // Returns the whole page as HTML.
   std::string finish(const ChartLibrary& charts) const;
 

@@ -13,9 +13,10 @@ namespace {
 constexpr double kWidth = 560, kHeight = 260, kLeftMargin = 64, kRightMargin = 14, kTopMargin = 12, kBottomMargin = 40,
                  kLegendRowHeight = 18;
 constexpr double kTickLabelDistance = 16, kAxisTitleDistance = 34;  // below the x axis
-constexpr std::size_t kManyPoints = 60;                             // above this, the points of a line are small
-constexpr int kTickCount = 5;                                       // approximate number of ticks per axis
-constexpr std::size_t kColourCount = 8;                             // --c0 to --c7 in the page's style
+constexpr std::size_t kLargePointsMax = 60;  // the points of a line with more of them are drawn small
+constexpr int kTickCount = 5;                // approximate number of ticks per axis
+constexpr std::size_t kColourCount = 8;      // --c0 to --c7 in the page's style
+constexpr std::size_t kLabelBytesMax = 200, kTooltipBytesMax = 1000;
 
 struct AxisRange {
   double low = 0, high = 1;
@@ -39,18 +40,20 @@ double tick_distance(double span) {
 
 std::string text_at(double x, double y, std::string_view anchor, std::string_view text) {
   return fmt::format("<text x='{:.1f}' y='{:.1f}' text-anchor='{}'>{}</text>", x, y, anchor,
-                     escape_html(printable(text, 200)));
+                     escape_html(printable(text, kLabelBytesMax)));
 }
 
 // The <title> element of a point, which the browser shows as a tooltip.
-std::string point_tooltip(const Plot& plot, const PlotSeries& series, const PlotPoint& p) {
-  const auto category = static_cast<std::size_t>(std::max(0.0, p.x));
+std::string point_tooltip(const Plot& plot, const PlotSeries& series, const PlotPoint& point) {
+  // With categories, x is the index of one. max(), because a negative double must not become an unsigned number.
+  const auto category = static_cast<std::size_t>(std::max(0.0, point.x));
   std::string text = series.name.empty() ? "" : series.name + ": ";
   text += fmt::format("{} {}, {:.4g}", plot.x_title,
-                      category < plot.categories.size() ? plot.categories[category] : fmt::format("{:.4g}", p.x), p.y);
-  if (p.low && p.high) text += fmt::format(" ({:.4g} to {:.4g})", *p.low, *p.high);
-  if (!p.note.empty()) text += "; " + p.note;
-  return fmt::format("<title>{}</title>", escape_html(printable(text, 1000)));
+                      category < plot.categories.size() ? plot.categories[category] : fmt::format("{:.4g}", point.x),
+                      point.y);
+  if (point.low && point.high) text += fmt::format(" ({:.4g} to {:.4g})", *point.low, *point.high);
+  if (!point.note.empty()) text += "; " + point.note;
+  return fmt::format("<title>{}</title>", escape_html(printable(text, kTooltipBytesMax)));
 }
 
 }  // namespace
@@ -58,9 +61,10 @@ std::string point_tooltip(const Plot& plot, const PlotSeries& series, const Plot
 std::string plot_svg(const Plot& plot) {
   double x_low = INFINITY, x_high = -INFINITY, y_low = INFINITY, y_high = -INFINITY;
   for (const PlotSeries& series : plot.series)
-    for (const PlotPoint& p : series.points) {
-      x_low = std::min(x_low, p.x), x_high = std::max(x_high, p.x);
-      y_low = std::min({y_low, p.y, p.low.value_or(p.y)}), y_high = std::max({y_high, p.y, p.high.value_or(p.y)});
+    for (const PlotPoint& point : series.points) {
+      x_low = std::min(x_low, point.x), x_high = std::max(x_high, point.x);
+      y_low = std::min({y_low, point.y, point.low.value_or(point.y)}),
+      y_high = std::max({y_high, point.y, point.high.value_or(point.y)});
     }
   // Without points, or with a range too large for a double, there is nothing to draw.
   if (!(x_low <= x_high) || !std::isfinite(y_high - y_low) || !std::isfinite(x_high - x_low)) return "";
@@ -69,6 +73,7 @@ std::string plot_svg(const Plot& plot) {
   const AxisRange x_range = plot.categories.empty()
                                 ? (x_low < x_high ? AxisRange{x_low, x_high} : axis_range(x_low, x_high))
                                 : AxisRange{-0.5, static_cast<double>(plot.categories.size()) - 0.5};
+  // Pixels: the lower edge and the width of the area inside the axes.
   const double bottom = kHeight - kBottomMargin, width = kWidth - kLeftMargin - kRightMargin;
   const auto pixel_x = [&](double x) { return kLeftMargin + (x - x_range.low) / (x_range.high - x_range.low) * width; };
   const auto pixel_y = [&](double y) {
@@ -77,7 +82,8 @@ std::string plot_svg(const Plot& plot) {
   const bool has_legend = plot.series.size() > 1;
   const double height = kHeight + (has_legend ? kLegendRowHeight * static_cast<double>(plot.series.size()) : 0);
   std::string out = fmt::format("<svg viewBox='0 0 {} {}' role='img'>\n", kWidth, height);
-  // An axis has at most kTickCount + 2 ticks. The loops are bounded in case rounding makes a tick's step vanish.
+  // An axis has at most kTickCount + 2 ticks. The loops over ticks are bounded, because in a tiny range at large values
+  // rounding can make all ticks equal, and y would then never exceed the range.
   const double y_tick = tick_distance(y_range.high - y_range.low);
   for (int i = 0; i <= 2 * kTickCount; ++i) {
     const double y = (std::ceil(y_range.low / y_tick) + i) * y_tick;
@@ -104,17 +110,17 @@ std::string plot_svg(const Plot& plot) {
     const PlotSeries& series = plot.series[i];
     const std::string colour = fmt::format("var(--c{})", i % kColourCount);
     std::string path;
-    for (const PlotPoint& p : series.points)
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(p.x), pixel_y(p.y));
+    for (const PlotPoint& point : series.points)
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(point.x), pixel_y(point.y));
     if (series.connect_points)
       out += fmt::format("<path d='{}' fill='none' stroke-width='1.6' style='stroke:{}'/>", path, colour);
-    for (const PlotPoint& p : series.points) {
-      if (p.low && p.high)
+    for (const PlotPoint& point : series.points) {
+      if (point.low && point.high)
         out += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' style='stroke:{3}'/>",
-                           pixel_x(p.x), pixel_y(*p.low), pixel_y(*p.high), colour);
-      out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{}' style='fill:{}'>{}</circle>\n", pixel_x(p.x),
-                         pixel_y(p.y), series.connect_points && series.points.size() > kManyPoints ? 1.2 : 3.2, colour,
-                         point_tooltip(plot, series, p));
+                           pixel_x(point.x), pixel_y(*point.low), pixel_y(*point.high), colour);
+      out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{}' style='fill:{}'>{}</circle>\n", pixel_x(point.x),
+                         pixel_y(point.y), series.connect_points && series.points.size() > kLargePointsMax ? 1.2 : 3.2,
+                         colour, point_tooltip(plot, series, point));
     }
     if (!has_legend) continue;
     const double y = kHeight + 12 + kLegendRowHeight * static_cast<double>(i);

@@ -46,13 +46,13 @@ std::string text(const json& object, std::string_view path) {
   const json& value = value_at(object, path);
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (const auto n = number(object, path)) return fmt::format("{:.6g}", *n);
+  if (const auto value_as_number = number(object, path)) return fmt::format("{:.6g}", *value_as_number);
   return "-";
 }
 
 std::string number_text(const json& object, std::string_view path, const char* format = "{:.4g}") {
-  const auto n = number(object, path);
-  return n ? fmt::format(fmt::runtime(format), *n) : "-";
+  const auto value = number(object, path);
+  return value ? fmt::format(fmt::runtime(format), *value) : "-";
 }
 
 // "0.1 to 0.9"; one number if both are equal; "-" if there is none.
@@ -62,17 +62,17 @@ std::string range_text(const json& object, std::string_view first, std::string_v
 }
 
 std::string bytes_text(const json& object, std::string_view path) {
-  const auto n = number(object, path);
-  constexpr double kBytesMax = 1e18;
-  return n && *n >= 0 && *n < kBytesMax ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
+  const auto bytes = number(object, path);
+  constexpr double kBytesMax = 1e18;  // fits into 64 bits
+  return bytes && *bytes >= 0 && *bytes < kBytesMax ? to_text(Bytes{static_cast<std::uint64_t>(*bytes)}) : "-";
 }
 
-void add_summary(Page& page, const json& report) {
+void add_result_list(Page& page, const json& report) {
   if (!report.is_object()) {
-    page.paragraph("There is no report yet: it is written when the run ends.");
+    page.add_paragraph("There is no report yet: it is written when the run ends.");
     return;
   }
-  page.definition_list({
+  page.add_definition_list({
       {"ended", text(report, "ended")},
       {"learner steps",
        fmt::format("{} of {}", number_text(report, "steps", "{:.0f}"), number_text(report, "steps_planned", "{:.0f}"))},
@@ -108,7 +108,7 @@ void add_summary(Page& page, const json& report) {
 // Rows of metrics.jsonl by step or version. The last row counts if a resumed run repeated the step.
 using Rows = std::map<double, const json*>;
 
-Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* number_key) {
+Rows select_rows(const std::vector<json>& metrics, std::string_view kind, const char* number_key) {
   Rows rows;
   for (const json& row : metrics) {
     if (text(row, "kind") != kind) continue;
@@ -119,7 +119,7 @@ Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char
 
 // Returns a series with x = a row's step or version and y = value(row). Skips rows without a value.
 template <class Value>
-PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool connect_points = true) {
+PlotSeries make_series(std::string name, const Rows& rows, const Value& value, bool connect_points = true) {
   PlotSeries series{.name = std::move(name), .points = {}, .connect_points = connect_points};
   for (const auto& [row_number, row] : rows) {
     const std::optional<double> y = value(*row);
@@ -131,8 +131,8 @@ PlotSeries series_of(std::string name, const Rows& rows, const Value& value, boo
   return series;
 }
 
-// Returns a function that reads a number from a row.
-auto field(const char* name) {
+// Returns a function that reads the number in this field of a row.
+auto number_in_field(const char* name) {
   return [name](const json& row) { return number(row, name); };
 }
 
@@ -143,28 +143,29 @@ struct BatchStaleness {
 std::optional<BatchStaleness> batch_staleness(const json& row) {
   const json& histogram = value_at(row, "staleness");
   if (!histogram.is_object()) return std::nullopt;
-  double count = 0, total = 0, oldest = 0;
-  for (const auto& [age, n] : histogram.items()) {
+  double rollout_sum = 0, age_sum = 0, oldest = 0;
+  for (const auto& [age, rollouts] : histogram.items()) {
     double age_steps = 0;
     const char* const age_end = age.data() + age.size();
     const auto [parsed_end, error] = std::from_chars(age.data(), age_end, age_steps);
     const bool is_age = error == std::errc{} && parsed_end == age_end;
-    if (!is_age || !n.is_number() || !(n.get<double>() > 0)) continue;
-    count += n.get<double>();
-    total += age_steps * n.get<double>();
+    if (!is_age || !rollouts.is_number() || !(rollouts.get<double>() > 0)) continue;
+    rollout_sum += rollouts.get<double>();
+    age_sum += age_steps * rollouts.get<double>();
     oldest = std::max(oldest, age_steps);
   }
-  if (!(count > 0)) return std::nullopt;
-  return BatchStaleness{.mean = total / count, .oldest = oldest};
+  if (!(rollout_sum > 0)) return std::nullopt;
+  return BatchStaleness{.mean = age_sum / rollout_sum, .oldest = oldest};
 }
 
 void add_plots(Page& page, const std::vector<json>& metrics) {
-  const Rows steps = rows_of(metrics, "step", "step"), evaluations = rows_of(metrics, "evaluation", "step");
-  Rows broadcasts = rows_of(metrics, "broadcast", "version"), publications = rows_of(metrics, "publication", "version");
+  const Rows steps = select_rows(metrics, "step", "step"), evaluations = select_rows(metrics, "evaluation", "step");
+  Rows broadcasts = select_rows(metrics, "broadcast", "version"),
+       publications = select_rows(metrics, "publication", "version");
   for (Rows* rows : {&broadcasts, &publications})
     // Plots show deltas only: a snapshot is many times larger and slower.
     std::erase_if(*rows, [](const auto& row) { return value_at(*row.second, "snapshot") == json(true); });
-  const auto idle = [](const json& row) -> std::optional<double> {
+  const auto waiting_share = [](const json& row) -> std::optional<double> {
     const auto wait = number(row, "wait_seconds"), whole_step_s = number(row, "step_seconds");
     return wait && whole_step_s && *whole_step_s > 0 ? std::optional(*wait / *whole_step_s) : std::nullopt;
   };
@@ -178,43 +179,45 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
   };
   const std::string step = "learner step", version = "version";
   constexpr bool kPointsOnly = false;  // no line, because evaluations are rare
-  const auto plot_of = [](std::string title, const std::string& x_title, std::string y_unit,
-                          std::vector<PlotSeries> series) {
+  const auto make_plot = [](std::string title, const std::string& x_title, std::string y_unit,
+                            std::vector<PlotSeries> series) {
     return Plot{.title = std::move(title),
                 .x_title = x_title,
                 .y_title = std::move(y_unit),
                 .categories = {},
                 .series = std::move(series)};
   };
-  page.plots({
-      plot_of("Reward and accuracy", step, "",
-              {series_of("mean reward", steps, field("reward_mean")), series_of("accuracy", steps, field("accuracy")),
-               series_of("held-out accuracy", evaluations, field("accuracy"), kPointsOnly)}),
-      plot_of("Loss", step, "", {series_of("loss", steps, field("loss"))}),
-      plot_of("Staleness of the rollouts trained on, steps", step, "",
-              {series_of("mean", steps, mean_staleness), series_of("oldest", steps, oldest_staleness)}),
-      plot_of("Seconds of a learner step", step, "s",
-              {series_of("waiting for rollouts", steps, field("wait_seconds")),
-               series_of("training", steps, field("train_seconds"))}),
-      plot_of("Share of the time spent waiting", step, "", {series_of("idle", steps, idle)}),
-      plot_of("T_b, seconds from publishing to having it installed", version, "s",
-              {series_of("T_b", broadcasts, field("t_b_seconds")),
-               series_of("transfer, predicted", broadcasts, field("predicted_seconds")),
-               series_of("lower bound", broadcasts, field("lower_bound_seconds"))}),
-      plot_of("Bytes of a delta", version, "B", {series_of("delta", publications, field("patch_bytes"))}),
-      plot_of("Length of the responses, tokens", step, "",
-              {series_of("mean", steps, field("response_tokens_mean")),
-               series_of("longest", steps, field("response_tokens_max"))}),
-      plot_of("Entropy and divergence, nats a token", step, "",
-              {series_of("entropy", steps, field("entropy")),
-               series_of("from the generating policy", steps, field("behaviour_kl")),
-               series_of("from the reference", steps, field("reference_kl"))}),
-      plot_of("Gradient norm", step, "", {series_of("before clipping", steps, field("gradient_norm"))}),
-      plot_of(
-          "Workers", step, "",
-          {series_of("at work", steps, field("workers")), series_of("on their way", steps, field("workers_joining"))}),
-      plot_of("Cost, US dollars", step, "$",
-              {series_of("so far", steps, field("usd")), series_of("an hour", steps, field("usd_per_hour"))}),
+  page.add_plots({
+      make_plot("Reward and accuracy", step, "",
+                {make_series("mean reward", steps, number_in_field("reward_mean")),
+                 make_series("accuracy", steps, number_in_field("accuracy")),
+                 make_series("held-out accuracy", evaluations, number_in_field("accuracy"), kPointsOnly)}),
+      make_plot("Loss", step, "", {make_series("loss", steps, number_in_field("loss"))}),
+      make_plot("Staleness of the rollouts trained on, steps", step, "",
+                {make_series("mean", steps, mean_staleness), make_series("oldest", steps, oldest_staleness)}),
+      make_plot("Seconds of a learner step", step, "s",
+                {make_series("waiting for rollouts", steps, number_in_field("wait_seconds")),
+                 make_series("training", steps, number_in_field("train_seconds"))}),
+      make_plot("Share of the time spent waiting", step, "", {make_series("idle", steps, waiting_share)}),
+      make_plot("T_b, seconds from publishing to having it installed", version, "s",
+                {make_series("T_b", broadcasts, number_in_field("t_b_seconds")),
+                 make_series("transfer, predicted", broadcasts, number_in_field("predicted_seconds")),
+                 make_series("lower bound", broadcasts, number_in_field("lower_bound_seconds"))}),
+      make_plot("Bytes of a delta", version, "B", {make_series("delta", publications, number_in_field("patch_bytes"))}),
+      make_plot("Length of the responses, tokens", step, "",
+                {make_series("mean", steps, number_in_field("response_tokens_mean")),
+                 make_series("longest", steps, number_in_field("response_tokens_max"))}),
+      make_plot("Entropy and divergence, nats a token", step, "",
+                {make_series("entropy", steps, number_in_field("entropy")),
+                 make_series("from the generating policy", steps, number_in_field("behaviour_kl")),
+                 make_series("from the reference", steps, number_in_field("reference_kl"))}),
+      make_plot("Gradient norm", step, "", {make_series("before clipping", steps, number_in_field("gradient_norm"))}),
+      make_plot("Workers", step, "",
+                {make_series("at work", steps, number_in_field("workers")),
+                 make_series("on their way", steps, number_in_field("workers_joining"))}),
+      make_plot("Cost, US dollars", step, "$",
+                {make_series("so far", steps, number_in_field("usd")),
+                 make_series("an hour", steps, number_in_field("usd_per_hour"))}),
   });
 }
 
@@ -236,10 +239,11 @@ void add_workers(Page& page, const json& report) {
                     number_cell(bytes_text(worker, "bytes_forwarded")),
                     number_cell(number_text(worker, "version", "{:.0f}")), text_cell(state)});
   }
-  page.heading("Workers");
+  page.add_heading("Workers");
   if (workers.size() > rows.size())
-    page.paragraph(fmt::format("Shows the first {} of {} workers.", rows.size(), workers.size()));
-  page.table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "state at the end"}, rows);
+    page.add_paragraph(fmt::format("Shows the first {} of {} workers.", rows.size(), workers.size()));
+  page.add_table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "state at the end"},
+                 rows);
 }
 
 void add_events(Page& page, const RunFiles& run) {
@@ -255,17 +259,18 @@ void add_events(Page& page, const RunFiles& run) {
     if (event.is_object())
       for (const auto& [key, value] : event.items())
         if (key != "unix_s" && key != "event")
-          other_fields += fmt::format("{}{}: {}", other_fields.empty() ? "" : ", ", key,
-                                      value.is_string() ? value.get<std::string>()
-                                                        : value.dump(-1, ' ', false, json::error_handler_t::replace));
+          other_fields += fmt::format(
+              "{}{}: {}", other_fields.empty() ? "" : ", ", key,
+              value.is_string() ? value.get<std::string>()
+                                : value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
     const std::string time_text = event_s && first_s ? fmt::format("{:.1f} s", *event_s - *first_s) : "-";
     rows.push_back({number_cell(time_text), text_cell(text(event, "event")), text_cell(other_fields)});
   }
-  page.heading("Events");
+  page.add_heading("Events");
   const std::uint64_t event_count = run.events_left_out + events.size();
   if (event_count > rows.size())
-    page.paragraph(fmt::format("Shows the last {} of {} events.", rows.size(), event_count));
-  page.table({"after", "event", ""}, rows);
+    page.add_paragraph(fmt::format("Shows the last {} of {} events.", rows.size(), event_count));
+  page.add_table({"after", "event", ""}, rows);
 }
 
 }  // namespace
@@ -274,7 +279,7 @@ std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
   const std::string name = text(run.report, "run");
   const bool simulated = value_at(run.report, "simulation").is_object();
   Page page(fmt::format("{} {}", simulated ? "Simulated run" : "Run", name == "-" ? run.name : name));
-  add_summary(page, run.report);
+  add_result_list(page, run.report);
   add_plots(page, run.metrics);
   add_workers(page, run.report);
   add_events(page, run);

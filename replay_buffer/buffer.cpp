@@ -44,7 +44,7 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
     return transaction.commit();
   };
   if (Status status = insert_all(); !status) {
-    store_->totals = totals_before;
+    store_->totals = totals_before;  // the transaction was rolled back, but insert() has counted
     return std::move(status).error();
   }
   std::set<GroupId> groups;
@@ -67,7 +67,7 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
   }
 }
 
-// Reads the trajectories of the batch's groups. Returns the first group that cannot be read, if there is one.
+// Reads the trajectories of the batch's groups until one group cannot be read, and returns that one; absent if all can.
 Result<std::optional<GroupId>> ReplayBuffer::read_groups_until_unreadable(Batch& batch) {
   for (Group& group : batch.groups) {
     bool is_readable = true;
@@ -138,9 +138,9 @@ Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
       const auto waiting,
       db.first_integer("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
   if (!waiting) return false;
-  for (const Trajectory& t : group.trajectories) {
-    ECHO_ASSIGN(const auto stored,
-                db.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
+  for (const Trajectory& trajectory : group.trajectories) {
+    ECHO_ASSIGN(const auto stored, db.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2",
+                                                    trajectory.id(), group.id.value));
     if (!stored) return false;  // the group was discarded and generated again, so it has other trajectories
   }
   return true;
@@ -149,20 +149,22 @@ Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
 Result<bool> ReplayBuffer::store_scores(const Group& group) {
   store_->check_thread();
   Database& db = *store_->database;
-  for (const Trajectory& t : group.trajectories) ECHO_TRY(data_plane::check(t, store_->options.limits));
+  for (const Trajectory& trajectory : group.trajectories)
+    ECHO_TRY(data_plane::check(trajectory, store_->options.limits));
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
   ECHO_ASSIGN(const bool awaited, awaits_scores(group));
   if (!awaited) return false;
   constexpr const char* kBodyBytes = "SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1";
   ECHO_ASSIGN(const auto bytes_before, db.first_integer(kBodyBytes, group.id.value));
-  for (const Trajectory& t : group.trajectories)
-    ECHO_TRY(db.run("UPDATE trajectory SET body = ?2 WHERE id = ?1", t.id(), Blob{t.SerializeAsString()}));
+  for (const Trajectory& trajectory : group.trajectories)
+    ECHO_TRY(
+        db.run("UPDATE trajectory SET body = ?2 WHERE id = ?1", trajectory.id(), Blob{trajectory.SerializeAsString()}));
   ECHO_ASSIGN(const auto bytes_after, db.first_integer(kBodyBytes, group.id.value));
   ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1", group.id.value));
   // The group has succeeded, so earlier failures of workers on it no longer count.
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
-  store_->totals.bytes += bytes_after.value_or(0) - bytes_before.value_or(0);
+  store_->totals.bytes += bytes_after.value_or(0) - bytes_before.value_or(0);  // may wrap around: the sum is right
   ECHO_TRY(store_->reload_waiting(group.id));
   return true;
 }
@@ -289,6 +291,7 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
                                                  "(SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id IN (SELECT group_id FROM pruned)"));
   const std::uint64_t deleted = db.changes();
+  // State 0 is a live lease.
   ECHO_TRY(db.run("DELETE FROM lease WHERE state <> 0 AND group_id IN (SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM groups WHERE group_id IN (SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM pruned"));

@@ -15,9 +15,9 @@ constexpr double kRateMax = 1e9;                 // groups/s; the limit of a mea
 std::int64_t fixed_point(double rate) { return static_cast<std::int64_t>(std::fmin(rate, kRateMax) * kUnitsPerGroup); }
 
 void erase_one(std::multiset<double>& values, double value) {
-  const auto position = values.find(value);
-  ECHO_CHECK(position != values.end(), "the value was not inserted");
-  values.erase(position);
+  const auto it = values.find(value);
+  ECHO_CHECK(it != values.end(), "the value was not inserted");
+  values.erase(it);
 }
 
 }  // namespace
@@ -31,8 +31,8 @@ void RunningMedian::insert(double value) {
 }
 
 void RunningMedian::erase(double value) {
-  if (const auto position = upper_.find(value); position != upper_.end())
-    upper_.erase(position);
+  if (const auto it = upper_.find(value); it != upper_.end())
+    upper_.erase(it);
   else
     erase_one(lower_, value);
   balance();
@@ -50,22 +50,23 @@ std::optional<double> RunningMedian::value() const {
 
 void CappedRates::insert(double rate) {
   median_.insert(rate);
-  capped_.insert(rate);  // update_cap() moves it to uncapped_ if it is below the new limit
-  update_cap();
+  capped_.insert(rate);  // move_across_limit() moves it to uncapped_ if it is below the new limit
+  move_across_limit();
 }
 
 void CappedRates::erase(double rate) {
   median_.erase(rate);
-  if (const auto position = uncapped_.find(rate); position != uncapped_.end()) {
-    uncapped_.erase(position);
+  if (const auto it = uncapped_.find(rate); it != uncapped_.end()) {
+    uncapped_.erase(it);
     uncapped_sum_ -= fixed_point(rate);
   } else {
     erase_one(capped_, rate);
   }
-  update_cap();
+  move_across_limit();
 }
 
-void CappedRates::update_cap() {
+// Moves rates between uncapped_ and capped_ after the median, and with it the limit, has changed.
+void CappedRates::move_across_limit() {
   const auto is_uncapped = [median_rate = median_.value()](double rate) {
     return capped_rate(rate, median_rate) == rate;
   };
@@ -79,7 +80,7 @@ void CappedRates::update_cap() {
   }
 }
 
-double CappedRates::sum() const {
+double CappedRates::sum() const {  // every capped rate counts as the limit
   const double cap = capped_.empty() ? 0 : capped_rate(*capped_.begin(), median_.value());
   return static_cast<double>(uncapped_sum_ +
                              static_cast<Int128>(fixed_point(cap)) * static_cast<Int128>(capped_.size())) /

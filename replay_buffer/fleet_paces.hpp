@@ -11,7 +11,7 @@
 
 namespace echoline::replay_buffer {
 
-__extension__ using Int128 = __int128;
+__extension__ using Int128 = __int128;  // __extension__: no warning, although __int128 is not standard C++
 
 // The median of a changing multiset; for an even number of values the upper one, as median() in rules.hpp.
 class RunningMedian {
@@ -38,10 +38,10 @@ class CappedRates {
   double sum() const;
 
  private:
-  void update_cap();
+  void move_across_limit();
   RunningMedian median_;
-  std::multiset<double> uncapped_, capped_;  // rates below the limit, and those that it lowers
-  Int128 uncapped_sum_ = 0;                  // in units of 2^-32
+  std::multiset<double> uncapped_, capped_;  // rates up to the limit, and those that it lowers
+  Int128 uncapped_sum_ = 0;                  // sum of `uncapped_`, in units of 2^-32 groups/s
 };
 
 // The measured paces of the present workers. A worker without results has none.

@@ -6,7 +6,8 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kSuspectLosses = 2;  // lost workers, from which on the group may be the cause
+// From this number of lost workers on, the group itself may be the cause: the engine may crash at its prompt.
+constexpr std::size_t kSuspectLossesMin = 2;
 
 }  // namespace
 
@@ -16,7 +17,7 @@ std::uint32_t GroupPool::Failures::failure_count() const {
   return sum;
 }
 
-bool GroupPool::is_suspect(GroupId group) const { return failures(group).workers_lost.size() >= kSuspectLosses; }
+bool GroupPool::is_suspect(GroupId group) const { return failures(group).workers_lost.size() >= kSuspectLossesMin; }
 
 void GroupPool::put(GroupId group) { (is_suspect(group) ? suspects_ : ordinary_).insert(group); }
 
@@ -48,9 +49,9 @@ std::optional<GroupId> GroupPool::first_suspect() const {
 std::vector<GroupId> GroupPool::leasable(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
   std::vector<GroupId> groups;
   for (auto it = ordinary_.begin(); it != ordinary_.end() && groups.size() < count; ++it) {
-    const auto& failures_by_worker = failures(*it).failures;
-    const auto of_worker = failures_by_worker.find(worker);
-    if (of_worker == failures_by_worker.end() || of_worker->second <= failures_max) groups.push_back(*it);
+    const std::map<WorkerId, std::uint32_t>& count_by_worker = failures(*it).failures;
+    const auto of_worker = count_by_worker.find(worker);
+    if (of_worker == count_by_worker.end() || of_worker->second <= failures_max) groups.push_back(*it);
   }
   return groups;
 }

@@ -15,7 +15,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kGroupsMeasured = 15'000;        // as far as the limits of steps allow
+constexpr std::uint64_t kGroupsMeasuredMax = 15'000;     // about; bounds the time of a prediction
 constexpr std::uint64_t kStepsMin = 12, kStepsMax = 80;  // steps that are measured
 constexpr std::uint64_t kStepsSkipped = 6;               // first steps that are not measured, besides the lookahead
 constexpr double kRetrySecondsMax = 1;                   // a learner that waits for slow results looks again after this
@@ -42,12 +42,12 @@ class Simulation {
   IdlePrediction run() {
     first_measured_step_ = kStepsSkipped + pacing_.staleness.lookahead_steps();
     // Whole publication periods are measured, because the age of the policy varies within a period.
-    const std::uint64_t periods =
-        std::clamp(kGroupsMeasured / pacing_.groups_per_step(), kStepsMin, kStepsMax) / pacing_.staleness.publish_every;
+    const std::uint64_t periods = std::clamp(kGroupsMeasuredMax / pacing_.groups_per_step(), kStepsMin, kStepsMax) /
+                                  pacing_.staleness.publish_every;
     const std::uint64_t steps_total =
         first_measured_step_ + std::max<std::uint64_t>(2, periods) * pacing_.staleness.publish_every;
-    for (std::size_t w = 0; w < workers_.size(); ++w) request_work(w);
-    while (step_ < steps_total && !events_.empty() && now_ < kNeverS && sequence_ < kEventsMax) {
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) request_work(worker_index);
+    while (step_ < steps_total && !events_.empty() && now_ < kNeverS && events_pushed_ < kEventsMax) {
       const Event event = events_.top();
       events_.pop();
       now_ = event.at_s;
@@ -57,6 +57,7 @@ class Simulation {
     const double all_s = waited_s_ + trained_s_;
     const double trained = static_cast<double>(std::max<std::uint64_t>(1, groups_trained_));
     const double steps = static_cast<double>(step_ - std::min(step_, first_measured_step_));
+    // No measured step has ended: this fleet never fills a batch.
     if (step_ <= first_measured_step_) return {.idle_fraction = 1, .step_s = kNeverS, .staleness_mean = 0};
     return {.idle_fraction = waited_s_ / all_s,
             .step_s = all_s / steps,
@@ -76,29 +77,29 @@ class Simulation {
     }
   };
   struct Worker {
-    std::uint64_t version = 0, delivered = 0;  // the installed policy; the newest received one
+    std::uint64_t version = 0, delivered = 0;  // version of the installed policy; of the newest received one
     bool installing = false, install_is_pending = false, generating = false;
     double generation_ends_s = 0;
     std::uint64_t generation_number = 0;  // the last kGenerated event's number; earlier events are ignored
     std::deque<LiveLease> queue;          // the first is being generated
-    std::uint64_t idle_place = 0;         // key of its entry in idle_; 0: none
+    std::uint64_t place = 0;              // key of its entry in underloaded_; 0: none
   };
 
-  static WorkerId id_of(std::size_t w) { return WorkerId{w + 1}; }
+  static WorkerId id_of(std::size_t worker_index) { return WorkerId{worker_index + 1}; }
   void push(double at_s, Kind kind, std::size_t worker = 0, std::uint64_t detail = 0) {
-    events_.push({.at_s = at_s, .sequence = ++sequence_, .kind = kind, .worker = worker, .detail = detail});
+    events_.push({.at_s = at_s, .sequence = ++events_pushed_, .kind = kind, .worker = worker, .detail = detail});
   }
 
   void handle(const Event& event) {
-    const std::size_t w = event.worker;
+    const std::size_t worker_index = event.worker;
     switch (event.kind) {
       case Kind::kGenerated:
-        if (event.detail == workers_[w].generation_number) on_generated(w);
+        if (event.detail == workers_[worker_index].generation_number) on_generated(worker_index);
         return;
       case Kind::kDelivered:
-        return on_delivered(w, event.detail);
+        return on_delivered(worker_index, event.detail);
       case Kind::kInstalled:
-        return on_installed(w, event.detail);
+        return on_installed(worker_index, event.detail);
       case Kind::kTrained:
         return on_trained();
       case Kind::kLinksFree:
@@ -106,12 +107,13 @@ class Simulation {
         if (next_version_) publish(*std::exchange(next_version_, std::nullopt));
         return;
       case Kind::kRetry:
-        request_work_for_idle();
+        request_work_for_underloaded();
         return try_step();
     }
   }
 
-  // A worker that generates reports progress, so its leases do not expire.
+  // A worker that generates reports progress, so its leases do not expire before their longest term. The reports are no
+  // events here: a lease that has run out is renewed as if a report had come at its expiry.
   void renew_leases() {
     for (const LiveLease* lease; (lease = core_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_;) {
       const double expires_s = lease->record.expires_unix_s;
@@ -124,11 +126,11 @@ class Simulation {
 
   // ---- workers ----
 
-  void request_work(std::size_t w) {
-    Worker& worker = workers_[w];
-    const std::uint32_t groups_at_once = question_.workers[w].groups_at_once;
+  void request_work(std::size_t worker_index) {
+    Worker& worker = workers_[worker_index];
+    const std::uint32_t groups_at_once = question_.workers[worker_index].groups_at_once;
     if (worker.installing || worker.install_is_pending || worker.queue.size() >= groups_at_once) return;
-    const GrantRequest request{.worker = id_of(w),
+    const GrantRequest request{.worker = id_of(worker_index),
                                .version = Version{worker.version},
                                .policy_digest = {},
                                .groups_max = groups_at_once - static_cast<std::uint32_t>(worker.queue.size()),
@@ -136,45 +138,44 @@ class Simulation {
                                .newest = Version{newest_sent_}};
     for (LiveLease& lease : core_.grant(request, step_, now_)) worker.queue.push_back(std::move(lease));
     if (worker.queue.size() >= groups_at_once) {
-      leave_idle(worker);
-    } else if (worker.idle_place == 0) {
-      worker.idle_place = ++last_idle_place_;
-      idle_[worker.idle_place] = w;
+      remove_from_underloaded(worker);
+    } else if (worker.place == 0) {
+      worker.place = ++last_place_;
+      underloaded_[worker.place] = worker_index;
     }
-    start_generation(w);
+    start_generation(worker_index);
   }
-  void leave_idle(Worker& worker) {
-    if (worker.idle_place != 0) idle_.erase(std::exchange(worker.idle_place, 0));
+  void remove_from_underloaded(Worker& worker) {
+    if (worker.place != 0) underloaded_.erase(std::exchange(worker.place, 0));
   }
-  // Serves the worker that has waited longest first.
-  void request_work_for_idle() {
-    if (idle_.empty() || has_no_room(newest_sent_)) return;
-    std::vector<std::size_t> order;
-    for (const auto& [place, w] : idle_) order.push_back(w);
-    for (const std::size_t w : order) {
+  void request_work_for_underloaded() {
+    if (underloaded_.empty() || has_no_room(newest_sent_)) return;
+    std::vector<std::size_t> order;  // a copy, because request_work() changes underloaded_
+    for (const auto& [place, worker_index] : underloaded_) order.push_back(worker_index);
+    for (const std::size_t worker_index : order) {
       if (has_no_room(newest_sent_)) return;
-      if (!has_no_room(workers_[w].version)) request_work(w);
+      if (!has_no_room(workers_[worker_index].version)) request_work(worker_index);
     }
   }
   bool has_no_room(std::uint64_t version) { return core_.has_no_room(Version{version}, step_, now_); }
 
-  void start_generation(std::size_t w) {
-    Worker& worker = workers_[w];
+  void start_generation(std::size_t worker_index) {
+    Worker& worker = workers_[worker_index];
     if (worker.generating || worker.installing || worker.queue.empty()) return;
     worker.generating = true;
-    worker.generation_ends_s = now_ + question_.workers[w].group_s;
-    push(worker.generation_ends_s, Kind::kGenerated, w, ++worker.generation_number);
+    worker.generation_ends_s = now_ + question_.workers[worker_index].group_s;
+    push(worker.generation_ends_s, Kind::kGenerated, worker_index, ++worker.generation_number);
   }
 
-  void on_generated(std::size_t w) {
-    Worker& worker = workers_[w];
+  void on_generated(std::size_t worker_index) {
+    Worker& worker = workers_[worker_index];
     worker.generating = false;
     const LiveLease lease = std::move(worker.queue.front());
     worker.queue.pop_front();
     submit(lease);
-    if (worker.install_is_pending && worker.queue.empty()) install(w, question_.install_s);
-    start_generation(w);
-    request_work(w);
+    if (worker.install_is_pending && worker.queue.empty()) install(worker_index, question_.install_s);
+    start_generation(worker_index);
+    request_work(worker_index);
     try_step();
   }
 
@@ -189,53 +190,54 @@ class Simulation {
       core_.settle(record.id, {.version = record.version, .tokens_longest = tokens, .scored = true}, now_);
   }
 
-  void on_delivered(std::size_t w, std::uint64_t version) {
-    Worker& worker = workers_[w];
+  void on_delivered(std::size_t worker_index, std::uint64_t version) {
+    Worker& worker = workers_[worker_index];
     if (version <= worker.delivered) return;
     worker.delivered = version;
     if (question_.groups_in_progress == GroupsInProgress::kFinish && !worker.queue.empty())
       worker.install_is_pending = true;
     else
-      install(w, question_.install_s);
+      install(worker_index, question_.install_s);
   }
 
   // The worker pauses for `pause_s`, and then has the newest policy that was delivered.
-  void install(std::size_t w, double pause_s) {
-    Worker& worker = workers_[w];
+  void install(std::size_t worker_index, double pause_s) {
+    Worker& worker = workers_[worker_index];
     worker.install_is_pending = false;
     if (worker.installing) return;  // on_installed() goes on with the newest policy
     worker.installing = true;
     if (question_.groups_in_progress == GroupsInProgress::kAbort) {
       worker.generating = false;
-      ++worker.generation_number;
+      ++worker.generation_number;  // the event of the aborted generation is ignored
       for (const LiveLease& lease : std::exchange(worker.queue, {}))
-        core_.return_leases(id_of(w), std::span(&lease.record.id, 1));
+        core_.return_leases(id_of(worker_index), std::span(&lease.record.id, 1));
     }
     if (worker.generating) {  // the group in progress ends later by the pause
       worker.generation_ends_s += pause_s;
-      push(worker.generation_ends_s, Kind::kGenerated, w, ++worker.generation_number);
+      push(worker.generation_ends_s, Kind::kGenerated, worker_index, ++worker.generation_number);
     }
-    push(now_ + pause_s, Kind::kInstalled, w, worker.delivered);
+    push(now_ + pause_s, Kind::kInstalled, worker_index, worker.delivered);
   }
 
-  void on_installed(std::size_t w, std::uint64_t version) {
-    Worker& worker = workers_[w];
+  void on_installed(std::size_t worker_index, std::uint64_t version) {
+    Worker& worker = workers_[worker_index];
     worker.version = std::max(worker.version, version);
     worker.installing = false;
-    if (worker.delivered > worker.version) return install(w, question_.install_s);
-    start_generation(w);
-    request_work(w);
+    if (worker.delivered > worker.version) return install(worker_index, question_.install_s);
+    start_generation(worker_index);
+    request_work(worker_index);
   }
 
   // ---- learner ----
 
   Version oldest_trainable() const { return oldest_admissible(step_, pacing_.staleness.budget); }
 
+  // Trains on the next batch if there is one, and no leased work would become too stale.
   void try_step() {
     if (is_training_) return;
-    if (core_.stranded_by_next_step(step_, now_) > 0) {  // training now would make leased work too stale
+    if (core_.stranded_by_next_step(step_, now_) > 0) {
       step_pace_.begin_wait(now_);
-      if (retry_at_s_ <= now_) {
+      if (retry_at_s_ <= now_) {  // no retry is scheduled; leases may become overdue without any event
         retry_at_s_ = now_ + std::min(kRetrySecondsMax, question_.step_s);
         push(retry_at_s_, Kind::kRetry);
       }
@@ -256,7 +258,7 @@ class Simulation {
       groups_trained_ += batch_.size();
     }
     push(now_ + question_.step_s, Kind::kTrained);
-    request_work_for_idle();
+    request_work_for_underloaded();
   }
 
   void on_trained() {
@@ -268,11 +270,11 @@ class Simulation {
     wait_began_s_ = now_;
     if (step_ % pacing_.staleness.publish_every == 0) {
       if (links_are_busy_)
-        next_version_ = step_;  // replaces one that still waits
+        next_version_ = step_;  // replaces an older publication that still waits
       else
         publish(step_);
     }
-    request_work_for_idle();
+    request_work_for_underloaded();
     try_step();
   }
 
@@ -280,13 +282,13 @@ class Simulation {
     newest_sent_ = version;
     links_are_busy_ = true;
     push(now_ + question_.link_s, Kind::kLinksFree);
-    for (std::size_t w = 0; w < workers_.size(); ++w) {
-      const double policy_s = question_.workers[w].policy_s;
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) {
+      const double policy_s = question_.workers[worker_index].policy_s;
       if (question_.stops_during_broadcast) {
-        workers_[w].delivered = version;
-        install(w, policy_s + question_.install_s);
+        workers_[worker_index].delivered = version;
+        install(worker_index, policy_s + question_.install_s);
       } else {
-        push(now_ + policy_s, Kind::kDelivered, w, version);
+        push(now_ + policy_s, Kind::kDelivered, worker_index, version);
       }
     }
   }
@@ -298,9 +300,10 @@ class Simulation {
   StepPace step_pace_;
   std::vector<Worker> workers_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::uint64_t sequence_ = 0;
-  std::map<std::uint64_t, std::size_t> idle_;  // workers that hold fewer groups than they can, longest wait first
-  std::uint64_t last_idle_place_ = 0;
+  std::uint64_t events_pushed_ = 0;
+  // Workers that hold fewer groups than they can, by their place in the order in which they began to wait.
+  std::map<std::uint64_t, std::size_t> underloaded_;
+  std::uint64_t last_place_ = 0;
   double now_ = 0;
 
   std::uint64_t step_ = 0, newest_sent_ = 0;

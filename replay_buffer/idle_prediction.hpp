@@ -11,7 +11,7 @@ namespace echoline::replay_buffer {
 struct PredictedWorker {
   double group_s = 0;                // time to generate one group
   double policy_s = 0;               // time from the end of a step until the worker has received the policy
-  std::uint32_t groups_at_once = 2;  // groups that the worker holds: the current one and the next
+  std::uint32_t groups_at_once = 2;  // groups that the worker holds; 2: the current one and the next
 };
 
 // Treatment of groups in progress when a policy arrives: the worker goes on under the new policy, finishes them first,
@@ -24,8 +24,8 @@ struct IdleQuestion {
   std::vector<PredictedWorker> workers;  // at least one
   double step_s = 0;                     // T
   double install_s = 0;                  // pause of a worker for each policy
-  double link_s = 0;                     // time for which one publication occupies the learner's links; the next waits
-  bool stops_during_broadcast = false;   // after a publication, workers generate nothing until they have installed it
+  double link_s = 0;  // time for which one publication occupies the learner's links, so that the next waits
+  bool stops_during_broadcast = false;  // after a publication, workers generate nothing until they have installed it
   GroupsInProgress groups_in_progress = GroupsInProgress::kContinue;
 };
 

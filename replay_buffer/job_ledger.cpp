@@ -12,7 +12,7 @@ namespace echoline::replay_buffer {
 namespace {
 
 // SQLite's integers are signed, so no number in the file is greater.
-constexpr std::uint64_t kIntegerMax = INT64_MAX;
+constexpr std::uint64_t kSqliteIntegerMax = INT64_MAX;
 
 }  // namespace
 
@@ -62,7 +62,8 @@ class JobLedger::Impl {
   LeaseCore& core() { return core_; }
   const std::map<WorkerId, Misconduct>& misconduct() const { return misconduct_; }
 
-  // Runs a decision of the core and returns once the file has it; within run_in_transaction(), the file has it later.
+  // Runs a decision of the core, and returns its result once the file has the changes. Within run_in_transaction(), the
+  // file gets them at the end of that.
   // On an error the file and the core are unchanged, so that a failing disk does not count against a worker and the
   // call may be repeated.
   template <class Decide>
@@ -83,11 +84,11 @@ class JobLedger::Impl {
   }
 
   Status store_misconduct(WorkerId worker, const Misconduct& misconduct) {
-    const auto persisted = decide_and_persist([&] {
+    const auto is_persisted = decide_and_persist([&] {
       unwritten_misconduct_[worker] = misconduct;
       return true;
     });
-    return persisted ? ok() : Status(persisted.error());
+    return is_persisted ? ok() : Status(is_persisted.error());
   }
 
   Result<LedgerCounts> counts() {
@@ -174,10 +175,11 @@ class JobLedger::Impl {
       verdict.detail = std::move(detail);
       return verdict;
     };
-    if (submission.lease() > kIntegerMax) return refused_verdict("unknown lease");
+    if (submission.lease() > kSqliteIntegerMax) return refused_verdict("unknown lease");
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
+    // A worker repeats a submission if it has lost the answer: the same trajectories are accepted again.
     if (lease && lease->worker == delivery.worker && lease->state == LeaseState::kSettled) {
-      ECHO_ASSIGN(const bool is_repeated, are_all_stored(submission));
+      ECHO_ASSIGN(const bool is_repeated, all_are_stored(submission));
       if (!is_repeated) return refused_verdict("lease already settled", "by other trajectories");
       verdict.accepted = verdict.duplicate = true;
       return verdict;
@@ -226,7 +228,7 @@ class JobLedger::Impl {
   Status record_refusal(const Delivery& delivery, const Verdict& verdict, double now_unix_s) {
     ECHO_TRY(
         store_.count_rejected(verdict.reason, static_cast<std::uint64_t>(delivery.submission->trajectories_size())));
-    if (delivery.submission->lease() > kIntegerMax) return ok();
+    if (delivery.submission->lease() > kSqliteIntegerMax) return ok();
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (!lease || lease->worker != delivery.worker) return ok();
     if (lease->state == LeaseState::kLive)
@@ -237,13 +239,14 @@ class JobLedger::Impl {
     return ok();
   }
 
-  // Whether exactly these trajectories are in the file. Clears the group's highest bit, which SQLite cannot store.
-  Result<bool> are_all_stored(const schema::Submission& submission) {
+  // Whether all these trajectories are in the file. A group number is cut to what SQLite can store; a worker may send
+  // any.
+  Result<bool> all_are_stored(const schema::Submission& submission) {
     if (submission.trajectories_size() == 0) return false;
     for (const Trajectory& trajectory : submission.trajectories()) {
       ECHO_ASSIGN(const auto stored,
                   db_.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2 AND member = ?3",
-                                    trajectory.id(), trajectory.group() & kIntegerMax, trajectory.member()));
+                                    trajectory.id(), trajectory.group() & kSqliteIntegerMax, trajectory.member()));
       if (!stored) return false;
     }
     return true;
@@ -321,11 +324,11 @@ Status JobLedger::store_misconduct(WorkerId worker, const Misconduct& misconduct
 Status JobLedger::on_result_unscorable(GroupId group, WorkerId worker, std::string_view reason,
                                        const std::string& detail) {
   impl_->check_thread();
-  const auto persisted = impl_->decide_and_persist([&] {
+  const auto is_persisted = impl_->decide_and_persist([&] {
     impl_->core().on_result_unscorable(group, worker, reason, detail);
     return true;
   });
-  return persisted ? ok() : Status(persisted.error());
+  return is_persisted ? ok() : Status(is_persisted.error());
 }
 
 Result<std::uint64_t> JobLedger::release_worker(WorkerId worker, double now_unix_s) {
@@ -343,9 +346,9 @@ Result<std::uint64_t> JobLedger::expire(double now_unix_s) {
   return impl_->decide_and_persist([&] { return impl_->core().expire(now_unix_s); });
 }
 
-Result<std::uint64_t> JobLedger::extend_all_leases(double late_s, double now_unix_s) {
+Result<std::uint64_t> JobLedger::extend_all_leases(double extend_by_s, double now_unix_s) {
   impl_->check_thread();
-  return impl_->decide_and_persist([&] { return impl_->core().extend_all_leases(late_s, now_unix_s); });
+  return impl_->decide_and_persist([&] { return impl_->core().extend_all_leases(extend_by_s, now_unix_s); });
 }
 
 Result<std::uint64_t> JobLedger::stranded_by_next_step(std::uint64_t step, double now_unix_s) {
@@ -367,7 +370,7 @@ Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId>
                                        double now_unix_s) {
   impl_->check_thread();
   return impl_->decide_and_persist(
-      [&] { return impl_->core().renew(worker, leases, progress & kIntegerMax, now_unix_s); });
+      [&] { return impl_->core().renew(worker, leases, progress & kSqliteIntegerMax, now_unix_s); });  // as stored
 }
 
 Result<std::uint64_t> JobLedger::return_leases(WorkerId worker, std::span<const LeaseId> leases) {

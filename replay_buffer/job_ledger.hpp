@@ -66,7 +66,7 @@ struct LedgerCounts {
   std::uint64_t expired = 0;
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was created
-  // Steps in which a pacing bound, S or L, kept workers from more work, since the ledger was opened.
+  // Steps in which a pacing bound, S or L (rules.hpp), kept workers from more work, since the ledger was opened.
   LimitedStepCounter bound = {};
 };
 
@@ -122,10 +122,10 @@ class JobLedger {
   // Ends leases whose time has run out; their groups return to the pool. Returns the number of leases.
   Result<std::uint64_t> expire(double now_unix_s);
 
-  // Extends all live leases by the time in which this process did not run or could not store results. Call before the
-  // next grant() or expire(). Returns how many. Writes to the file even without leases, and so shows whether it is
-  // writable.
-  Result<std::uint64_t> extend_all_leases(double late_s, double now_unix_s);
+  // Extends all live leases by `extend_by_s`, the time in which this process did not run or could not store results.
+  // Call before the next grant() or expire(). Returns how many. Writes to the file even without leases, so its result
+  // shows whether the file is writable.
+  Result<std::uint64_t> extend_all_leases(double extend_by_s, double now_unix_s);
 
   // Trajectories of live leases that would be too stale for every later batch if the learner trained on sample(step)
   // now (rules.hpp, stranded). A learner that waits while this is above zero, at most until those leases expire, never

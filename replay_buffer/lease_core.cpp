@@ -25,10 +25,10 @@ void LeaseCore::load_pooled(GroupId group) { pool_.put(group); }
 void LeaseCore::load_lapses(WorkerId worker, Lapses lapses) { lapses_[worker] = lapses; }
 
 void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool worker_lost) {
-  GroupPool::Failures of_group = pool_.failures(group);
-  if (failures > 0) of_group.failures[worker] = failures;
-  if (worker_lost) of_group.workers_lost.insert(worker);
-  pool_.set_failures(group, std::move(of_group));
+  GroupPool::Failures group_failures = pool_.failures(group);
+  if (failures > 0) group_failures.failures[worker] = failures;
+  if (worker_lost) group_failures.workers_lost.insert(worker);
+  pool_.set_failures(group, std::move(group_failures));
 }
 
 void LeaseCore::begin() {
@@ -67,7 +67,7 @@ void LeaseCore::add_lease(LiveLease lease) {
 LiveLease LeaseCore::end_lease(LeaseId id, LeaseState state, std::optional<double> settled_s) {
   LiveLease lease = leases_.remove(id);
   record_change(change::Ended{id, state, settled_s});
-  // Asks for recording_ first, because the capture copies the lease.
+  // Checks recording_ here, not only in add_undo(), because the capture copies the lease.
   if (recording_) add_undo([this, lease] { leases_.add(lease); });
   switch (state) {
     case LeaseState::kSettled:
@@ -106,17 +106,17 @@ void LeaseCore::set_failures(GroupId group, GroupPool::Failures failures) {
 }
 
 void LeaseCore::record_failure(GroupId group, WorkerId worker, bool worker_lost) {
-  GroupPool::Failures of_group = pool_.failures(group);
+  GroupPool::Failures group_failures = pool_.failures(group);
   if (worker_lost)
-    of_group.workers_lost.insert(worker);
+    group_failures.workers_lost.insert(worker);
   else
-    ++of_group.failures[worker];
-  const auto of_worker = of_group.failures.find(worker);
+    ++group_failures.failures[worker];
+  const auto of_worker = group_failures.failures.find(worker);
   record_change(change::FailuresCounted{.group = group,
                                         .worker = worker,
-                                        .failures = of_worker == of_group.failures.end() ? 0 : of_worker->second,
-                                        .worker_lost = of_group.workers_lost.contains(worker)});
-  set_failures(group, std::move(of_group));
+                                        .failures = of_worker == group_failures.failures.end() ? 0 : of_worker->second,
+                                        .worker_lost = group_failures.workers_lost.contains(worker)});
+  set_failures(group, std::move(group_failures));
 }
 
 void LeaseCore::forget_failures(GroupId group) {
@@ -180,16 +180,16 @@ void LeaseCore::record_pace(WorkerId id, double granted_s, double now_s, std::ui
       workers_[id] = before;
       paces_.set(id, before.pace);
     });
-  worker.pace.record_result(granted_s, time_without_pauses(granted_s, now_s), tokens);
+  worker.pace.record_result(granted_s, result_time_without_pauses(granted_s, now_s), tokens);
   paces_.set(id, worker.pace);
 }
 
 // The time at which work granted at `granted_s` would have been submitted without the pauses since then. A worker could
 // submit nothing in a pause of the learner, so a pause must not make the worker look slow.
-double LeaseCore::time_without_pauses(double granted_s, double now_s) const {
+double LeaseCore::result_time_without_pauses(double granted_s, double now_s) const {
   double submitted_s = now_s;
-  for (const auto& [ended_s, pause_s] : pauses_)
-    if (ended_s > granted_s) submitted_s -= pause_s;
+  for (const auto& [ended_s, pause_length_s] : pauses_)
+    if (ended_s > granted_s) submitted_s -= pause_length_s;
   return std::max(submitted_s, granted_s);
 }
 
@@ -204,7 +204,7 @@ std::uint64_t LeaseCore::trajectories_in_stock(std::uint64_t step) const {
 
 // Groups that the worker may hold by its speed (groups_held_max). A worker without measurements counts as the average
 // of the measured ones.
-std::uint64_t LeaseCore::groups_max_by_pace(const Worker& worker) const {
+std::uint64_t LeaseCore::groups_held_max_by_pace(const Worker& worker) const {
   const CappedRates& rates = paces_.rates();  // groups/s
   const double workers_measured = static_cast<double>(rates.size()), measured_rate = rates.sum();
   const double average_rate = workers_measured > 0 ? measured_rate / workers_measured : 1;
@@ -227,11 +227,12 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
                     !can_finish_in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
   const std::uint64_t live_more_max =
       options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max);
-  // The groups that this worker could hold and take, and those of them that its share of the stock allows.
+  // The groups that this worker could take now.
   const std::uint64_t groups_wanted =
       std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max}, live_more_max,
                 worker.group_allowance - std::min(groups_held, worker.group_allowance)});
-  const std::uint64_t held_max_by_pace = groups_max_by_pace(worker);
+  // The groups of these that its share of the stock allows.
+  const std::uint64_t held_max_by_pace = groups_held_max_by_pace(worker);
   const std::uint64_t groups_takeable =
       std::min(groups_wanted, held_max_by_pace - std::min(groups_held, held_max_by_pace));
   // The groups that pacing allows.
@@ -248,13 +249,13 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   worker.share_without_work = 0;
   if (groups_wanted > 0 && !worker.too_slow) {
     const double asked = request.groups_max, held = static_cast<double>(groups_held);
-    // With the newest version it would get as many; only the rest is work that does not exist.
+    // Work that only its old version keeps it from is not missing: with the newest version it could get it.
     const std::uint64_t obtainable = std::max(group_count, std::min(groups_takeable, newest_allowed));
     worker.share_without_work = request.free_share.value_or(asked / (asked + held)) *
                                 static_cast<double>(groups_wanted - obtainable) / static_cast<double>(groups_wanted);
   }
   if (group_count == 0) return granted;
-  // No step waits for the result after due_s. The group returns to the pool after lease_s.
+  // A step waits for the result until due_s. If it has not come after lease_s, the group returns to the pool.
   const double lease_s = lease_seconds(options_.lease, worker.pace.seconds_per_token(), paces_.seconds_per_token());
   const double due_s = now_s + patience_seconds(options_.lease, batch_s, paces_.batch_seconds(), version_usable_s_);
   for (const GroupId group : take_groups(group_count, request.worker, groups_held == 0)) {
@@ -291,22 +292,22 @@ std::vector<GroupId> LeaseCore::take_groups(std::uint64_t count, WorkerId worker
 
 double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   leases_.advance_to(now_s);
-  const bool is_first_measurement = !paces_.batch_seconds();
+  const bool is_first_result_of_fleet = !paces_.batch_seconds();
   const LiveLease lease = end_lease(id, LeaseState::kSettled, now_s);
   const LeaseRecord& record = lease.record;
   add_undo([this, group = record.group] { waiting_.remove(group); });
   waiting_.put(record.group, {.version = result.version, .members = record.rollouts, .scored = result.scored});
   if (result.scored) forget_failures(record.group);
   Worker& worker = find_or_add_worker(record.worker);
-  // The first result of a batch reduces its worker's lapses by one.
+  // The first result of a batch reduces the weight of its worker's lapses by one.
   if (const auto lapses = lapses_.find(record.worker);
       lapses != lapses_.end() && worker.pace.results_of_batch(record.granted_unix_s) == 0)
     set_lapses(record.worker, {.weight = lapses->second.weight - 1, .batches = lapses->second.batches});
   record_pace(record.worker, record.granted_unix_s, now_s, result.tokens_longest);
-  const double newly_held_seconds = std::max(0.0, now_s - std::max(record.granted_unix_s, worker.accounted_until_s));
-  worker.accounted_until_s = now_s;
+  const double newly_held_seconds = std::max(0.0, now_s - std::max(record.granted_unix_s, worker.counted_until_s));
+  worker.counted_until_s = now_s;
   worker.group_allowance = group_allowance_after_results(worker.group_allowance, 1);
-  if (is_first_measurement) shorten_waits_for_unmeasured_workers();
+  if (is_first_result_of_fleet) shorten_waits_for_unmeasured_workers();
   return newly_held_seconds;
 }
 
@@ -331,6 +332,7 @@ void LeaseCore::refuse(LeaseId id, std::uint64_t tokens_longest, double now_s) {
   leases_.advance_to(now_s);
   const bool is_late = now_s > leases_.find(id)->record.expires_unix_s;
   const LiveLease lease = end_lease(id, is_late ? LeaseState::kExpired : LeaseState::kReleased);
+  // Only a late result shows that the worker is slower than its measured pace, by which the lease was too short.
   if (is_late) record_pace(lease.record.worker, lease.record.granted_unix_s, now_s, tokens_longest);
 }
 
@@ -410,8 +412,8 @@ std::uint64_t LeaseCore::release_worker(WorkerId worker, double now_s) {
   const std::vector<LeaseId> ids(held.begin(), held.end());
   if (!ids.empty()) {
     record_lapse(worker, LapseKind::kLost);
-    // The table records overdue waits only. If the worker returns, its time with the oldest lease counts as such a
-    // wait.
+    // If the worker returns, no step waits for it for a while, as after an overdue lease: its time with the oldest
+    // lease counts as the wait.
     const double held_s = std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s);
     leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor * held_s);
   }
@@ -442,7 +444,8 @@ std::uint64_t LeaseCore::release_all() {
 std::uint64_t LeaseCore::expire(double now_s) {
   leases_.advance_to(now_s);
   std::vector<LiveLease> ended;
-  std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker and time of grant -> leases that end now
+  // Worker and time of grant -> number of the batch's leases that expire now.
+  std::map<std::pair<WorkerId, double>, std::uint64_t> batches;
   for (const LiveLease* lease; (lease = leases_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;)
     ended.push_back(end_lease(lease->record.id, LeaseState::kExpired));
   std::ranges::sort(ended, {}, [](const LiveLease& lease) { return lease.record.id; });
@@ -454,7 +457,8 @@ std::uint64_t LeaseCore::expire(double now_s) {
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
     if (const auto worker = workers_.find(id); worker != workers_.end()) {
-      // A worker that returned at least as many results of this batch as leases of it expire now does work.
+      // If the worker returned at least as many results of this batch as now expire, it works, and was only given too
+      // much: no lapse.
       if (worker->second.pace.results_of_batch(granted_s) >= count) continue;
       // record_pace() has recorded an undo of the whole worker, so this change needs none.
       worker->second.group_allowance = group_allowance_after_lapse(worker->second.group_allowance);
@@ -464,22 +468,22 @@ std::uint64_t LeaseCore::expire(double now_s) {
   return ended.size();
 }
 
-std::uint64_t LeaseCore::extend_all_leases(double late_s, double now_s) {
-  record_change(change::AllExtended{late_s});
+std::uint64_t LeaseCore::extend_all_leases(double extend_by_s, double now_s) {
+  record_change(change::AllExtended{extend_by_s});
   if (recording_)
     add_undo([this, leases = leases_, workers = workers_, pauses = pauses_] {
       leases_ = leases;
       workers_ = workers;
       pauses_ = pauses;
     });
-  // Skips a lease number, so that a journal writes something even if no lease is live. That shows whether the file is
-  // writable.
+  // Uses up a lease number, so that the journal has a change to write even without live leases: after a pause, the
+  // write shows whether the file is writable again.
   ++totals_.next_lease;
-  leases_.delay_all(late_s);
-  // The pause does not count as time with leases.
-  for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;
+  leases_.delay_all(extend_by_s);
+  // The pause does not count as time with leases, nor does the time before it since a worker's latest result.
+  for (auto& [id, worker] : workers_) worker.counted_until_s = now_s;
   if (pauses_.size() == kPausesMax) pauses_.pop_front();
-  pauses_.emplace_back(now_s, late_s);
+  pauses_.emplace_back(now_s, extend_by_s);
   return leases_.size();
 }
 
@@ -492,6 +496,7 @@ std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s)
   std::map<Version, VersionStock> stock;
   for (const auto& [version, trajectories] : waiting_.complete_trajectories(version_min(step)))
     stock[version].waiting = trajectories;
+  // Only the awaited ones of the live leases count, because the caller waits as long as trajectories are stranded.
   for (auto it = leases_.awaited().lower_bound(version_min(step)); it != leases_.awaited().end(); ++it)
     stock[it->first].live = it->second;
   std::vector<VersionStock> ascending;
@@ -518,8 +523,8 @@ bool LeaseCore::was_turned_away(WorkerId id) const {
 }
 
 void LeaseCore::count_without_work(Worker& worker, double now_s) {
-  worker.seconds_without_work += worker.share_without_work * std::max(0.0, now_s - worker.share_since_s);
-  worker.share_since_s = now_s;
+  worker.seconds_without_work += worker.share_without_work * std::max(0.0, now_s - worker.share_begun_s);
+  worker.share_begun_s = now_s;
 }
 
 double LeaseCore::take_seconds_without_work(WorkerId id, double now_s) {

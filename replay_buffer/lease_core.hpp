@@ -37,7 +37,7 @@ struct GrantRequest {
   WorkerId worker;
   Version version;
   std::string policy_digest;
-  std::uint32_t groups_max = 1;
+  std::uint32_t groups_max = 1;                       // groups that the worker asks for
   std::optional<double> step_seconds = std::nullopt;  // measured length of a learner step, if known
   std::optional<Version> newest = std::nullopt;       // newest version that any worker may have; absent: `version`
   // Share of the worker's capacity that has no work before this request; absent: by the groups it asks for and holds.
@@ -80,7 +80,7 @@ struct Leased {
 struct Ended {
   LeaseId lease;
   LeaseState state;
-  std::optional<double> settled_s;  // when the result was stored; absent if the lease ended without one
+  std::optional<double> settled_s;  // time at which the result was stored; absent if the lease ended without one
 };
 struct Renewed {
   LeaseId lease;
@@ -92,9 +92,9 @@ struct WaitsShortened {
   WorkerId worker;
   double patience_s;
 };
-// Every live lease is due and expires later by this much.
+// Every live lease is due, and expires, later by this time, in which the learner paused.
 struct AllExtended {
-  double late_s;
+  double extend_by_s;
 };
 // The pool has the groups whose lease ended without a result. They are leased again, before new groups.
 struct Pooled {
@@ -194,14 +194,15 @@ class LeaseCore {
   std::uint64_t release_all();
   // Ends leases whose time has run out; their groups return to the pool. Returns the number of leases.
   std::uint64_t expire(double now_s);
-  // Extends all live leases by a time in which no result could be submitted. Returns how many.
-  std::uint64_t extend_all_leases(double late_s, double now_s);
+  // Extends all live leases by `extend_by_s`, a time until now in which no result could be submitted, because the
+  // learner paused. Returns how many.
+  std::uint64_t extend_all_leases(double extend_by_s, double now_s);
 
   // --- Questions ------------------------------------------------------------------------------------------------
   const LiveLease* find(LeaseId lease) const;  // null unless live; valid until the next event
   // The lease that expires first; null if there is none.
   const LiveLease* first_to_expire() const;
-  // Trajectories of live leases that would be too stale for every later batch if the learner trained now (rules.hpp,
+  // Trajectories of awaited leases that would be too stale for every later batch if the learner trained now (rules.hpp,
   // stranded).
   std::uint64_t stranded_by_next_step(std::uint64_t step, double now_s);
   // Whether pacing allows no more work for a policy of this version now, for a worker of any speed.
@@ -230,11 +231,12 @@ class LeaseCore {
  private:
   struct Worker {
     WorkerPace pace;
-    bool too_slow = false, turned_away = false;  // results of its last request
+    bool too_slow = false, turned_away = false;  // results of its last request, see the questions above
     std::uint64_t group_allowance = 0;           // groups that it may hold, by its earlier results
-    // Since its last request, this share of its capacity has been without work. The seconds before are counted.
-    double share_without_work = 0, share_since_s = 0, seconds_without_work = 0;
-    double accounted_until_s = 0;  // time of its latest result: settle() has counted the time before it
+    // Since share_begun_s, share_without_work of its capacity has had no work. seconds_without_work counts the time
+    // before, weighted by the share.
+    double share_without_work = 0, share_begun_s = 0, seconds_without_work = 0;
+    double counted_until_s = 0;  // settle() has counted the time with leases before this time
   };
   // The changes since begin(), and the functions that undo them.
   struct Recording {
@@ -246,8 +248,8 @@ class LeaseCore {
 
   Worker& find_or_add_worker(WorkerId id);
   static void count_without_work(Worker& worker, double now_s);
-  std::uint64_t groups_max_by_pace(const Worker& worker) const;
-  std::uint64_t trajectories_in_stock(std::uint64_t step) const;  // trajectories in flight or waiting
+  std::uint64_t groups_held_max_by_pace(const Worker& worker) const;
+  std::uint64_t trajectories_in_stock(std::uint64_t step) const;  // trajectories being generated, or waiting
   std::vector<GroupId> take_groups(std::uint64_t count, WorkerId worker, bool holds_nothing);
   void add_lease(LiveLease lease);
   LiveLease end_lease(LeaseId lease, LeaseState state, std::optional<double> settled_s = std::nullopt);
@@ -262,11 +264,12 @@ class LeaseCore {
   void set_lapses(WorkerId worker, Lapses lapses);
   void record_pace(WorkerId worker, double granted_s, double now_s, std::uint64_t tokens);
   void shorten_waits_for_unmeasured_workers();
-  double time_without_pauses(double granted_s, double now_s) const;  // now_s less the pauses since the grant
+  double result_time_without_pauses(double granted_s, double now_s) const;
   void record_change(LeaseChange change);
-  template <class F>
-  void add_undo(F&& undo) {
-    if (recording_) recording_->undo.emplace_back(std::forward<F>(undo));
+  // Keeps a function that undoes a change, for rollback().
+  template <class Undo>
+  void add_undo(Undo&& undo) {
+    if (recording_) recording_->undo.emplace_back(std::forward<Undo>(undo));
   }
 
   LeaseOptions options_;

@@ -8,10 +8,10 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr const char* kLiveLeases =
+constexpr const char* kSelectLiveLeases =
     "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
     "lease_s, due_unix_s, progress FROM lease WHERE state = 0";
-constexpr const char* kEndedLease =
+constexpr const char* kSelectEndedLease =
     "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
     "lease_s FROM lease WHERE lease_id = ?1 AND state <> 0";
 
@@ -29,7 +29,7 @@ LeaseRecord lease_record(const Row& row) {
           .lease_s = row.real(9)};
 }
 
-constexpr std::size_t kTotals = 5;  // rows of table meta that load() and write_totals() know
+constexpr std::size_t kTotalsCount = 5;  // rows of table meta that load() reads and write_totals() writes
 
 std::uint32_t to_uint32(const Row& row, int column) { return static_cast<std::uint32_t>(row.integer(column)); }
 
@@ -43,7 +43,7 @@ Status LeaseJournal::load(LeaseCore& core) {
   ECHO_TRY(db_.each("SELECT worker, lapses, batches FROM worker WHERE lapses > 0", [&](const Row& row) {
     core.load_lapses(WorkerId{row.integer(0)}, {.weight = to_uint32(row, 1), .batches = to_uint32(row, 2)});
   }));
-  ECHO_TRY(db_.each(kLiveLeases, [&](const Row& row) {
+  ECHO_TRY(db_.each(kSelectLiveLeases, [&](const Row& row) {
     core.load({.record = lease_record(row), .due_s = row.real(10), .progress = row.integer(11), .overdue = false});
   }));
   LeaseTotals totals;
@@ -59,9 +59,9 @@ Status LeaseJournal::load(LeaseCore& core) {
     *key->second = row.integer(1);
     ++totals_found;
   }));
-  if (totals_found != kTotals)
+  if (totals_found != kTotalsCount)
     return fail(Code::kCorrupt, "job ledger", "{}: expected {} totals in table meta, found {}", db_.path().string(),
-                kTotals, totals_found);
+                kTotalsCount, totals_found);
   core.load_totals(totals);
   return ok();
 }
@@ -88,6 +88,7 @@ Status LeaseJournal::write_totals(const LeaseCore& core) {
 
 Status LeaseJournal::write(const change::Leased& change) {
   const LeaseRecord& record = change.lease.record;
+  // The last three columns: no progress, not settled, live.
   return db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", record.id.value,
                  record.group.value, record.worker.value, record.version.value, Blob{record.policy_digest},
                  record.rollouts, record.granted_unix_s, record.expires_unix_s, record.lease_s, change.lease.due_s);
@@ -112,7 +113,7 @@ Status LeaseJournal::write(const change::WaitsShortened& change) {
 
 Status LeaseJournal::write(const change::AllExtended& change) {
   return db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
-                 change.late_s);
+                 change.extend_by_s);
 }
 
 Status LeaseJournal::write(const change::Pooled& change) {
@@ -161,7 +162,7 @@ Status LeaseJournal::delete_worker_if_faultless(WorkerId worker) {
 Result<std::optional<LeaseRecord>> LeaseJournal::find_ended(LeaseId id) {
   std::optional<LeaseRecord> lease;
   ECHO_TRY(db_.each(
-      kEndedLease, [&](const Row& row) { lease = lease_record(row); }, id.value));
+      kSelectEndedLease, [&](const Row& row) { lease = lease_record(row); }, id.value));
   return lease;
 }
 

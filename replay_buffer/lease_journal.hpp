@@ -36,7 +36,7 @@ class LeaseJournal {
   Status write(const change::FailuresForgotten& change);
   Status write(const change::GroupSetAside& change);
   Status write(const change::Lapsed& change);
-  Status delete_worker_if_faultless(WorkerId worker);  // without lapses and misconduct, its row tells nothing
+  Status delete_worker_if_faultless(WorkerId worker);  // a row without lapses and misconduct says nothing
 
   Database& db_;
 };

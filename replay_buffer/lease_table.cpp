@@ -8,11 +8,11 @@
 namespace echoline::replay_buffer {
 namespace {
 
-void add_to_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
+void add_trajectories(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
   counts[version] += trajectories;
 }
 
-void subtract_from_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
+void subtract_trajectories(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
   const auto it = counts.find(version);
   it->second -= trajectories;
   if (it->second == 0) counts.erase(it);
@@ -22,18 +22,19 @@ void subtract_from_count(std::map<Version, std::uint64_t>& counts, Version versi
 
 void LeaseTable::add(LiveLease lease) {
   const LeaseRecord& record = lease.record;
-  // While a worker has an overdue lease, steps do not wait for it, so no time is needed at which that ends.
-  if (lease.overdue && !left_out_.contains(record.worker)) leave_out(record.worker, /*until_s=*/0);
+  // The overdue lease keeps its worker left out, so no end time is needed (0). remove() sets one.
+  if (lease.overdue && !left_out_workers_.contains(record.worker)) leave_out(record.worker, /*until_s=*/0);
   by_expiry_.emplace(record.expires_unix_s, record.id);
   by_worker_[record.worker].insert(record.id);
-  add_to_count(by_version_, record.version, record.rollouts);
+  add_trajectories(trajectories_by_version_, record.version, record.rollouts);
   if (lease.overdue) {
-    LeftOut& left_out = left_out_.at(record.worker);
-    if (left_out.overdue++ == 0) by_reinclusion_time_.erase({left_out.until_s, record.worker});
+    LeftOut& left_out = left_out_workers_.at(record.worker);
+    ++left_out.overdue_leases;
+    left_out_until_.erase({left_out.until_s, record.worker});  // it has only workers without overdue leases
   } else {
     by_due_.emplace(lease.due_s, record.id);
     trajectories_not_overdue_ += record.rollouts;
-    if (!left_out_.contains(record.worker)) add_awaited(lease);
+    if (!left_out_workers_.contains(record.worker)) add_awaited(lease);
   }
   const LeaseId id = record.id;
   const bool is_new = leases_.emplace(id, std::move(lease)).second;
@@ -50,16 +51,19 @@ LiveLease LeaseTable::remove(LeaseId id) {
   const auto leases_of_worker = by_worker_.find(record.worker);
   leases_of_worker->second.erase(id);
   if (leases_of_worker->second.empty()) by_worker_.erase(leases_of_worker);
-  subtract_from_count(by_version_, record.version, record.rollouts);
+  subtract_trajectories(trajectories_by_version_, record.version, record.rollouts);
   if (lease.overdue) {
-    LeftOut& left_out = left_out_.at(record.worker);
-    // Steps waited for the lease from its grant until it was due.
-    left_out.until_s = std::max(left_out.until_s, now_s_ + kLeftOutFactor * (lease.due_s - record.granted_unix_s));
-    if (--left_out.overdue == 0) by_reinclusion_time_.emplace(left_out.until_s, record.worker);
+    LeftOut& left_out = left_out_workers_.at(record.worker);
+    // Leaves the worker out for kLeftOutFactor times as long as steps waited in vain for this lease: from its grant
+    // until it was due.
+    const double waited_s = lease.due_s - record.granted_unix_s;
+    left_out.until_s = std::max(left_out.until_s, now_s_ + kLeftOutFactor * waited_s);
+    --left_out.overdue_leases;
+    if (left_out.overdue_leases == 0) left_out_until_.emplace(left_out.until_s, record.worker);
   } else {
     by_due_.erase({lease.due_s, id});
     trajectories_not_overdue_ -= record.rollouts;
-    if (!left_out_.contains(record.worker)) subtract_awaited(lease);
+    if (!left_out_workers_.contains(record.worker)) subtract_awaited(lease);
   }
   return lease;
 }
@@ -95,34 +99,34 @@ void LeaseTable::set_due(LeaseId id, double due_s) {
   by_due_.emplace(due_s, id);
 }
 
-void LeaseTable::delay_all(double late_s) {
+void LeaseTable::delay_all(double extend_by_s) {
   by_expiry_.clear();
   by_due_.clear();
   for (auto& [id, lease] : leases_) {
-    lease.due_s += late_s;
-    lease.record.expires_unix_s += late_s;
+    lease.due_s += extend_by_s;
+    lease.record.expires_unix_s += extend_by_s;
     by_expiry_.emplace(lease.record.expires_unix_s, id);
     if (!lease.overdue) by_due_.emplace(lease.due_s, id);
   }
 }
 
 void LeaseTable::add_awaited(const LiveLease& lease) {
-  add_to_count(awaited_, lease.record.version, lease.record.rollouts);
+  add_trajectories(awaited_trajectories_, lease.record.version, lease.record.rollouts);
 }
 
 void LeaseTable::subtract_awaited(const LiveLease& lease) {
-  subtract_from_count(awaited_, lease.record.version, lease.record.rollouts);
+  subtract_trajectories(awaited_trajectories_, lease.record.version, lease.record.rollouts);
 }
 
 void LeaseTable::leave_out(WorkerId worker, double until_s) {
-  const auto [it, is_new] = left_out_.try_emplace(worker);
+  const auto [it, is_new] = left_out_workers_.try_emplace(worker);
   LeftOut& left_out = it->second;
   if (is_new)
     for (const LeaseId id : leases_of(worker)) subtract_awaited(leases_.at(id));
-  else if (left_out.overdue == 0)
-    by_reinclusion_time_.erase({left_out.until_s, worker});
+  else if (left_out.overdue_leases == 0)
+    left_out_until_.erase({left_out.until_s, worker});
   left_out.until_s = std::max(left_out.until_s, until_s);
-  if (left_out.overdue == 0) by_reinclusion_time_.emplace(left_out.until_s, worker);
+  if (left_out.overdue_leases == 0) left_out_until_.emplace(left_out.until_s, worker);
 }
 
 void LeaseTable::advance_to(double now_s) {
@@ -133,10 +137,10 @@ void LeaseTable::advance_to(double now_s) {
     lease.overdue = true;
     add(std::move(lease));
   }
-  while (!by_reinclusion_time_.empty() && by_reinclusion_time_.begin()->first <= now_s) {
-    const WorkerId worker = by_reinclusion_time_.begin()->second;
-    by_reinclusion_time_.erase(by_reinclusion_time_.begin());
-    left_out_.erase(worker);
+  while (!left_out_until_.empty() && left_out_until_.begin()->first <= now_s) {
+    const WorkerId worker = left_out_until_.begin()->second;
+    left_out_until_.erase(left_out_until_.begin());
+    left_out_workers_.erase(worker);
     for (const LeaseId id : leases_of(worker)) add_awaited(leases_.at(id));
   }
 }
@@ -157,18 +161,20 @@ void LeaseTable::check() const {
       continue;
     }
     not_overdue += record.rollouts;
-    if (!left_out_.contains(record.worker)) awaited[record.version] += record.rollouts;
+    if (!left_out_workers_.contains(record.worker)) awaited[record.version] += record.rollouts;
   }
-  ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == trajectories_not_overdue_,
+  ECHO_CHECK(by_version == trajectories_by_version_ && awaited == awaited_trajectories_ &&
+                 not_overdue == trajectories_not_overdue_,
              "the trajectories of {} leases are counted wrongly", leases_.size());
   ECHO_CHECK(by_expiry_.size() == leases_.size(), "{} expiries of {} leases", by_expiry_.size(), leases_.size());
-  std::size_t scheduled = 0;  // workers with an entry in by_reinclusion_time_
-  for (const auto& [worker, left_out] : left_out_) {
-    ECHO_CHECK(left_out.overdue == overdue[worker], "the overdue leases of worker {} are counted wrongly", worker);
-    if (left_out.overdue == 0) scheduled += by_reinclusion_time_.contains({left_out.until_s, worker});
+  std::size_t scheduled = 0;  // workers with an entry in left_out_until_
+  for (const auto& [worker, left_out] : left_out_workers_) {
+    ECHO_CHECK(left_out.overdue_leases == overdue[worker], "the overdue leases of worker {} are counted wrongly",
+               worker);
+    if (left_out.overdue_leases == 0) scheduled += left_out_until_.contains({left_out.until_s, worker});
   }
-  ECHO_CHECK(scheduled == by_reinclusion_time_.size(), "{} workers wait to be included again, expected {}",
-             by_reinclusion_time_.size(), scheduled);
+  ECHO_CHECK(scheduled == left_out_until_.size(), "{} workers wait to be included again, expected {}",
+             left_out_until_.size(), scheduled);
 }
 
 }  // namespace echoline::replay_buffer

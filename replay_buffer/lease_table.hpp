@@ -22,9 +22,11 @@ struct LiveLease {
 
 // Updates all indexes at each change in O(log n). Times are seconds and never run backwards.
 //
-// A learner step waits for a lease until it is due. A worker with an overdue lease is left out: no step waits for any
-// of its leases. It is included again kLeftOutFactor x its longest wait after its last overdue lease has ended. So no
-// worker takes more than a twentieth of the learner's time.
+// A learner step waits for the result of a lease until it is due; until the lease expires, a result is still accepted.
+// A worker with an overdue lease is left out: no step waits for any of its leases. The leases that a step waits for
+// are the awaited ones. A step waits for an overdue lease in vain, from its grant until it is due. After its last
+// overdue lease has ended, the worker stays left out for kLeftOutFactor times the longest of these waits, so no worker
+// takes more than a twentieth of the learner's time.
 class LeaseTable {
  public:
   static constexpr double kLeftOutFactor = 20;
@@ -38,36 +40,37 @@ class LeaseTable {
 
   void renew(LeaseId id, std::uint64_t progress, double expires_s);
   void set_due(LeaseId id, double due_s);  // the lease must not be overdue
-  void delay_all(double late_s);           // adds this to due_s and expiry of all leases; O(n log n)
+  void delay_all(double extend_by_s);      // adds this to due_s and expiry of all leases; O(n log n)
   // Leases that were due before now become overdue; workers that were left out long enough are included again.
   void advance_to(double now_s);
   // No step waits for this worker's leases before `until_s`.
   void leave_out(WorkerId worker, double until_s);
 
   // Trajectories of all leases, by version.
-  const std::map<Version, std::uint64_t>& by_version() const { return by_version_; }
+  const std::map<Version, std::uint64_t>& by_version() const { return trajectories_by_version_; }
   // Trajectories of the leases for which a step waits, by version.
-  const std::map<Version, std::uint64_t>& awaited() const { return awaited_; }
+  const std::map<Version, std::uint64_t>& awaited() const { return awaited_trajectories_; }
   std::uint64_t trajectories_not_overdue() const { return trajectories_not_overdue_; }
 
   void check() const;  // ends the process if an index disagrees with the leases; O(n)
 
  private:
   struct LeftOut {
-    std::uint32_t overdue = 0;  // number of overdue live leases
-    double until_s = 0;         // when the worker is included again, if no lease is overdue then
+    std::uint32_t overdue_leases = 0;  // live ones
+    double until_s = 0;                // when the worker is included again, if no lease is overdue then
   };
   void add_awaited(const LiveLease& lease);
   void subtract_awaited(const LiveLease& lease);
 
   double now_s_ = 0;
   std::unordered_map<LeaseId, LiveLease> leases_;
-  std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // by_due_: without overdue ones
+  std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // by_due_: by due_s, without overdue leases
   std::unordered_map<WorkerId, std::set<LeaseId>> by_worker_;
-  std::map<Version, std::uint64_t> by_version_, awaited_;
+  std::map<Version, std::uint64_t> trajectories_by_version_, awaited_trajectories_;
   std::uint64_t trajectories_not_overdue_ = 0;
-  std::unordered_map<WorkerId, LeftOut> left_out_;
-  std::set<std::pair<double, WorkerId>> by_reinclusion_time_;  // left-out workers without overdue leases, by until_s
+  std::unordered_map<WorkerId, LeftOut> left_out_workers_;
+  // Left-out workers without overdue leases, by until_s. The others stay left out while they have overdue ones.
+  std::set<std::pair<double, WorkerId>> left_out_until_;
 };
 
 }  // namespace echoline::replay_buffer

@@ -24,10 +24,10 @@ void WorkerPace::record_result(double granted_unix_s, double now_unix_s, std::ui
 }
 
 std::optional<double> WorkerPace::batch_seconds() const {
-  std::optional<double> worst;
+  std::optional<double> slowest;
   for (const Batch& batch : batches_)
-    if (batch.groups > 0) worst = std::max(worst.value_or(0), batch.seconds);
-  return worst;
+    if (batch.groups > 0) slowest = std::max(slowest.value_or(0), batch.seconds);
+  return slowest;
 }
 
 std::uint64_t WorkerPace::results_of_batch(double granted_unix_s) const {
@@ -37,10 +37,10 @@ std::uint64_t WorkerPace::results_of_batch(double granted_unix_s) const {
 }
 
 std::optional<double> WorkerPace::seconds_per_token() const {
-  std::optional<double> worst;
+  std::optional<double> slowest;
   for (const Batch& batch : batches_)
-    if (batch.tokens > 0) worst = std::max(worst.value_or(0), batch.seconds / static_cast<double>(batch.tokens));
-  return worst;
+    if (batch.tokens > 0) slowest = std::max(slowest.value_or(0), batch.seconds / static_cast<double>(batch.tokens));
+  return slowest;
 }
 
 std::optional<double> WorkerPace::groups_per_s() const {

@@ -11,14 +11,15 @@ namespace echoline::replay_buffer {
 // groups_per_s() and does not affect the other measures.
 class WorkerPace {
  public:
-  // Records a result, accepted or late, of a lease granted at `granted_unix_s`. `tokens`: the length of its longest
-  // response; 0: the lease ended without a result.
+  // Records the end, `now`, of a lease granted at `granted_unix_s`: its result came, accepted or late, or it expired.
+  // `tokens`: the length of the longest response; 0: the lease expired without a result.
   void record_result(double granted_unix_s, double now_unix_s, std::uint64_t tokens);
 
   std::optional<double> batch_seconds() const;                  // from grant to result
   std::uint64_t results_of_batch(double granted_unix_s) const;  // number of groups with a result
-  std::optional<double> seconds_per_token() const;  // of the longest response, for all rows of a batch in parallel
-  std::optional<double> groups_per_s() const;       // results per second in which the worker had work
+  // Seconds of a batch per token of its longest response, because all responses are generated at the same time.
+  std::optional<double> seconds_per_token() const;
+  std::optional<double> groups_per_s() const;  // results per second in which the worker had work
 
  private:
   struct Batch {

@@ -15,9 +15,10 @@ struct StepsAllowed {
 };
 
 StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
-  constexpr std::uint64_t kStepsNewerMax = 1u << 30;  // far below an overflow of room()
-  StepsAllowed allowed{
-      .by_budget = 0, .by_lookahead = std::uint64_t{pacing.staleness.lookahead_steps()} + 1, .by_run = UINT32_MAX};
+  constexpr std::uint64_t kStepsNewerMax = 1u << 30;  // so that the product in room() does not overflow
+  StepsAllowed allowed{.by_budget = 0,
+                       .by_lookahead = std::uint64_t{pacing.staleness.lookahead_steps()} + 1,
+                       .by_run = UINT32_MAX};  // no limit
   if (version.value >= step)
     allowed.by_budget = std::min<std::uint64_t>(version.value - step, kStepsNewerMax) + pacing.staleness.budget + 1;
   else if (admissible(step, version, pacing.staleness.budget))
@@ -57,7 +58,7 @@ void LimitedStepCounter::record(Bound bound, std::uint64_t step) {
 
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
   std::uint64_t step_needs = pacing.trajectories_per_step;  // trajectories that the step still takes
-  std::uint64_t remaining = 0, live = 0;                    // trajectories after the step, of versions <= the entry's
+  std::uint64_t remaining = 0, live = 0;  // sums over versions <= the entry's: what the step leaves, and the live part
   std::uint64_t stranded_max = 0;
   for (const VersionStock& entry : stock) {
     const std::uint64_t trained_on = std::min(step_needs, entry.waiting);
@@ -66,6 +67,7 @@ std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const
     remaining += entry.waiting - trained_on + entry.live;
     const std::uint64_t last_step = entry.version.value + pacing.staleness.budget;
     const std::uint64_t usable = last_step > step ? (last_step - step) * pacing.trajectories_per_step : 0;
+    // Only live trajectories can be stranded, so the excess counts up to their number.
     if (remaining > usable) stranded_max = std::max(stranded_max, std::min(remaining - usable, live));
   }
   return stranded_max;
@@ -117,7 +119,7 @@ bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version versio
 }
 
 std::uint64_t groups_held_max(std::uint64_t stock_groups, double groups_per_s, double fleet_groups_per_s) {
-  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, stock_groups);
+  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, stock_groups);  // no rate is known: no limit
   const double share = std::clamp(groups_per_s / fleet_groups_per_s, 0.0, 1.0);
   const double twice_share_groups = std::ceil(2 * share * static_cast<double>(stock_groups));
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(twice_share_groups));
@@ -146,6 +148,8 @@ double capped_rate(double rate, std::optional<double> median_rate) {
   constexpr double kMediansMax = 4;
   return median_rate && *median_rate > 0 ? std::min(rate, kMediansMax * *median_rate) : rate;
 }
+
+double counted_work_seconds(double reported_s, double leased_s) { return std::max(reported_s, leased_s / 2); }
 
 std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
   constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;  // how much one lapsed batch counts

@@ -33,8 +33,8 @@ struct Pacing {
   std::uint32_t groups_per_step() const { return trajectories_per_step / group_size; }
 };
 
-// How many more trajectories of policy `version` may be requested at learner step t if `ahead` trajectories are
-// outstanding or wait in the buffer (including the batch of step t until it is consumed).
+// How many more trajectories of policy `version` may be leased at learner step t if `ahead` trajectories are being
+// generated or wait in the buffer (including the batch of step t until it is consumed).
 //
 // Derivation, for any publication period: number the trajectories in the order of consumption. The learner takes R per
 // step, so the n-th one (from 0) is consumed at step floor(n/R). It is fresh enough if floor(n/R) - v <= S, which means
@@ -71,7 +71,7 @@ class LimitedStepCounter {
 struct VersionStock {
   Version version;
   std::uint64_t waiting = 0;  // complete, in the buffer
-  std::uint64_t live = 0;     // being generated under live leases
+  std::uint64_t live = 0;     // being generated under live leases that a step waits for (LeaseTable::awaited())
 };
 
 // The number of live trajectories that would be too old for every later step if the learner now trained on the R oldest
@@ -97,6 +97,7 @@ std::uint32_t staleness_budget_min(std::uint32_t publish_every);
 
 // --- Leases ---------------------------------------------------------------------------------------------------
 
+// Parameters of a lease's length, and of a worker's first share of work.
 struct LeaseLength {
   LeaseSettings limits;
   std::uint32_t tokens_max = 64;  // the longest response; lease_seconds() allows twice its time
@@ -121,8 +122,8 @@ double patience_seconds(const LeaseLength& length, std::optional<double> batch_s
 // The lease's expiry after a sign of progress at `now_unix_s`; a lease lasts at most `limits.max` in total.
 double renewed_expiry(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s);
 
-// Whether a worker that takes `batch_seconds` from grant to result can submit work of `version` before the last step
-// that may use it, with steps of `step_seconds`.
+// Whether a worker that takes `batch_seconds` from grant to result can submit work of `version` in time for the last
+// step that may use it, if a step takes `step_seconds`.
 bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds,
                         double step_seconds);
 
@@ -142,6 +143,10 @@ std::optional<double> median(std::vector<double> values);
 // A worker's rate, limited to four times the median. The limit keeps one worker, fast or dishonest, from all the work.
 double capped_rate(double rate, std::optional<double> median_rate);
 
+// Seconds that count as a worker's work: those that it reports, but at least half of those in which it held leases, so
+// that a false report gains at most a factor of two.
+double counted_work_seconds(double reported_s, double leased_s);
+
 // Why a batch of leases lapsed: leases expired, or the worker was lost, which also happens to honest workers.
 enum class LapseKind { kExpired, kLost };
 // The weight of a worker's lapses after one more: an expired batch adds 4, a lost one 2. Each batch with
@@ -150,6 +155,7 @@ std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind);
 // From this weight on a worker counts as unproductive (LeaseCore::newly_unproductive): five batches expired in a row.
 inline constexpr std::uint32_t kLapseWeightMax = 20;
 
+// kSettled: the result was stored. kReleased: the lease ended otherwise before its time. The numbers are in the file.
 enum class LeaseState : std::uint8_t { kLive = 0, kSettled = 1, kExpired = 2, kReleased = 3 };
 
 struct LeaseRecord {

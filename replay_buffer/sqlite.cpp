@@ -27,13 +27,13 @@ Status sync_folder(const std::filesystem::path& path) {
 }  // namespace
 
 Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& path) {
-  sqlite3* raw = nullptr;
-  const int rc =
-      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
-  std::unique_ptr<Database> database(new Database(path, Handle(raw, &sqlite3_close)));
-  if (rc != SQLITE_OK) return database->error(rc);
-  sqlite3_extended_result_codes(raw, 1);
-  sqlite3_busy_timeout(raw, kBusyTimeoutMs);
+  sqlite3* handle = nullptr;
+  const int code =
+      sqlite3_open_v2(path.c_str(), &handle, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
+  std::unique_ptr<Database> database(new Database(path, Handle(handle, &sqlite3_close)));
+  if (code != SQLITE_OK) return database->error(code);
+  sqlite3_extended_result_codes(handle, 1);
+  sqlite3_busy_timeout(handle, kBusyTimeoutMs);
   // Locked exclusively, because two learners must never share a buffer. SQLite then keeps the
   // index of its write-ahead log in the heap, not in shared memory.
   for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"})
@@ -46,18 +46,18 @@ Result<sqlite3_stmt*> Database::prepare(const char* sql) {
   const auto cached = statements_.find(sql);  // by address, because `sql` is a literal
   if (cached != statements_.end()) return cached->second.get();
   sqlite3_stmt* statement = nullptr;
-  const int rc = sqlite3_prepare_v3(handle_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
-  if (rc != SQLITE_OK) return error(rc);
+  const int code = sqlite3_prepare_v3(handle_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
+  if (code != SQLITE_OK) return error(code);
   statements_.emplace(sql, Statement(statement, &sqlite3_finalize));
   return statement;
 }
 
-Error Database::error(int rc) const {
-  const char* message = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
-  int kind = rc & 0xff;  // the lowest byte is the primary code, the others extend it
+Error Database::error(int code) const {
+  const char* message = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(code);
+  int primary_code = code & 0xff;  // the lowest byte is the primary code, the others extend it
   // SQLite reports an exhausted quota, or a sync without space, as an I/O error.
-  if (kind == SQLITE_IOERR && os_code(errno) == Code::kExhausted) kind = SQLITE_FULL;
-  switch (kind) {
+  if (primary_code == SQLITE_IOERR && os_code(errno) == Code::kExhausted) primary_code = SQLITE_FULL;
+  switch (primary_code) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return fail(Code::kCorrupt, kOperation,
@@ -71,7 +71,7 @@ Error Database::error(int rc) const {
       return fail(Code::kUnavailable, kOperation, "{}: another process has opened it; stop that learner first",
                   path_.string());
     default:
-      return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), message, rc);
+      return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), message, code);
   }
 }
 

@@ -68,10 +68,10 @@ class Database {
     const std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)> reset_after(statement, &sqlite3_reset);
     int index = 0;
     (bind(statement, ++index, args), ...);
-    int rc = SQLITE_ROW;
+    int code = SQLITE_ROW;
     errno = 0;  // error() reads errno after a failed call
-    while ((rc = sqlite3_step(statement)) == SQLITE_ROW) on_row(Row(statement));
-    if (rc != SQLITE_DONE) return error(rc);
+    while ((code = sqlite3_step(statement)) == SQLITE_ROW) on_row(Row(statement));
+    if (code != SQLITE_DONE) return error(code);
     return ok();
   }
 
@@ -92,7 +92,7 @@ class Database {
   std::uint64_t changes() const { return static_cast<std::uint64_t>(sqlite3_changes64(handle_.get())); }
   const std::filesystem::path& path() const { return path_; }
   // Translates a result code: kCorrupt, kExhausted (disk full), kUnavailable (in use) or kIo.
-  Error error(int rc) const;
+  Error error(int code) const;
 
  private:
   using Handle = std::unique_ptr<sqlite3, int (*)(sqlite3*)>;
@@ -128,7 +128,7 @@ class Database {
 
   std::filesystem::path path_;
   Handle handle_;
-  std::map<const char*, Statement> statements_;  // destroyed before the handle
+  std::map<const char*, Statement> statements_;  // declared last: SQLite wants them ended before the handle closes
 };
 
 // begin() runs BEGIN IMMEDIATE and commit() runs COMMIT. The destructor rolls back if commit() has not succeeded.

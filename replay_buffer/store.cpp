@@ -4,7 +4,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // a check of larger files at open would take too long
+constexpr std::uint64_t kCheckedFileBytesMax = 256ull << 20;  // a check of larger files at open would take too long
 constexpr std::string_view kOpen = "open replay buffer";
 
 // FORMAT.md describes the columns.
@@ -55,16 +55,16 @@ Result<std::unique_ptr<Store>> Store::open(const std::filesystem::path& path, co
 Status Store::create_or_check() {
   Database& db = *database;
   const std::string path = db.path().string();
-  ECHO_ASSIGN(const auto tables, db.first_integer("SELECT count(*) FROM sqlite_schema"));
-  ECHO_ASSIGN(const auto application, db.first_integer("PRAGMA application_id"));
+  ECHO_ASSIGN(const auto schema_entries, db.first_integer("SELECT count(*) FROM sqlite_schema"));
+  ECHO_ASSIGN(const auto application_id, db.first_integer("PRAGMA application_id"));
   ECHO_ASSIGN(const auto version, db.first_integer("PRAGMA user_version"));
-  if (tables == 0u) {
+  if (schema_entries == 0u) {  // a new file
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
     for (const char* sql : kSchema) ECHO_TRY(db.run(sql));
     ECHO_TRY(db.run("INSERT INTO meta VALUES('group_size', ?1)", options.group_size));
     return transaction.commit();
   }
-  if (application != kApplicationId)
+  if (application_id != kApplicationId)
     return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program; choose another path", path);
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen,
@@ -72,10 +72,10 @@ Status Store::create_or_check() {
                 "started it, or start again with an empty file",
                 path, version.value_or(0), kSchemaVersion);
   std::error_code ignored;
-  if (std::filesystem::file_size(db.path(), ignored) <= kCheckedBytesMax) {
+  if (std::filesystem::file_size(db.path(), ignored) <= kCheckedFileBytesMax) {
     std::string first_damage;  // "ok" if there is none
     ECHO_TRY(db.each("PRAGMA quick_check(1)", [&](const Row& row) { first_damage = row.bytes(0); }));
-    if (first_damage != "ok") return db.error(SQLITE_CORRUPT);
+    if (first_damage != "ok") return db.error(SQLITE_CORRUPT);  // its text tells what to do; the damage would not help
   }
   ECHO_ASSIGN(const auto group_size, db.first_integer("SELECT value FROM meta WHERE key = 'group_size'"));
   if (group_size != options.group_size)
@@ -120,38 +120,40 @@ Status Store::reload_waiting(GroupId group) {
   return ok();
 }
 
-Result<bool> Store::insert(const Trajectory& t) {
+Result<bool> Store::insert(const Trajectory& trajectory) {
   constexpr std::string_view kInsert = "add trajectory";
   Database& db = *database;
-  if (t.member() >= options.group_size)
-    return fail(Code::kInvalid, kInsert, "'{}' is member {} of a group of {}", t.id(), t.member(), options.group_size);
+  if (trajectory.member() >= options.group_size)
+    return fail(Code::kInvalid, kInsert, "'{}' is member {} of a group of {}", trajectory.id(), trajectory.member(),
+                options.group_size);
   std::optional<std::string> collision;  // the stored trajectory with the same id, or at the same place
   bool is_duplicate = false;
   ECHO_TRY(db.each(
       "SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
       [&](const Row& row) {
-        if (row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member())
+        if (row.bytes(0) == trajectory.id() && row.integer(1) == trajectory.group() &&
+            row.integer(2) == trajectory.member())
           is_duplicate = true;
         else
           collision = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
       },
-      t.id(), t.group(), t.member()));
+      trajectory.id(), trajectory.group(), trajectory.member()));
   if (collision)
-    return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", t.id(),
-                t.group(), t.member(), *collision);
+    return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", trajectory.id(),
+                trajectory.group(), trajectory.member(), *collision);
   if (is_duplicate) return false;
 
-  const std::string body = t.SerializeAsString();
+  const std::string body = trajectory.SerializeAsString();
   if (totals.rows + 1 > options.rows_max || totals.bytes + body.size() > options.bytes_max.count)
     return fail(Code::kExhausted, kInsert,
                 "the buffer holds {} of {} trajectories and {} of {}; prune more often or raise the limit", totals.rows,
                 options.rows_max, to_text(Bytes{totals.bytes}), to_text(options.bytes_max));
-  ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", t.id(), t.group(),
-                  t.member(), Blob{body}));
+  ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", trajectory.id(),
+                  trajectory.group(), trajectory.member(), Blob{body}));
   ECHO_TRY(
       db.run("INSERT INTO groups(group_id, version, members) VALUES(?1, ?2, 1) ON CONFLICT(group_id) DO UPDATE SET "
              "version = min(version, excluded.version), members = members + 1",
-             t.group(), data_plane::oldest_version(t).value));
+             trajectory.group(), data_plane::oldest_version(trajectory).value));
   ++totals.rows;
   totals.bytes += body.size();
   return true;

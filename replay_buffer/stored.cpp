@@ -15,15 +15,15 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOpen = "read replay buffer";
-constexpr int kCopiesMax = 50;  // attempts to copy the file while its learner does not write
+constexpr int kCopyAttemptsMax = 50;  // attempts to copy the file while its learner does not write
 // Header of SQLite's write-ahead log. It holds random salts, which change each time the log restarts.
 constexpr std::size_t kWalHeaderBytes = 32;
 
 std::string log_header(const fs::path& log) {
   std::array<char, kWalHeaderBytes> bytes{};
-  std::ifstream in(log, std::ios::binary);
-  in.read(bytes.data(), bytes.size());
-  return {bytes.data(), static_cast<std::size_t>(in.gcount())};
+  std::ifstream log_stream(log, std::ios::binary);
+  log_stream.read(bytes.data(), bytes.size());
+  return {bytes.data(), static_cast<std::size_t>(log_stream.gcount())};
 }
 
 fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
@@ -33,13 +33,13 @@ fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
 // with torn pages, and the log copied after it contain the state after the last complete transaction in the log.
 Result<bool> copy_file_and_log(const fs::path& file, const fs::path& to) {
   const auto copy = [](const fs::path& from, const fs::path& into) -> Status {
-    std::error_code ec;
-    fs::remove(into, ec);
-    if (!fs::copy_file(from, into, ec)) {
-      if (ec == std::errc::no_such_file_or_directory)
-        return fail(Code::kNotFound, kOpen, "{}: {}", from.string(), ec.message());
-      return fail(ec == std::errc::no_space_on_device ? Code::kExhausted : Code::kIo, kOpen,
-                  "{}: cannot be copied to {}: {}", from.string(), into.string(), ec.message());
+    std::error_code error;
+    fs::remove(into, error);
+    if (!fs::copy_file(from, into, error)) {
+      if (error == std::errc::no_such_file_or_directory)
+        return fail(Code::kNotFound, kOpen, "{}: {}", from.string(), error.message());
+      return fail(error == std::errc::no_space_on_device ? Code::kExhausted : Code::kIo, kOpen,
+                  "{}: cannot be copied to {}: {}", from.string(), into.string(), error.message());
     }
     return ok();
   };
@@ -51,11 +51,12 @@ Result<bool> copy_file_and_log(const fs::path& file, const fs::path& to) {
 }
 
 Status check_free_space(const fs::path& file, const fs::path& scratch) {
-  std::error_code ec;
-  const std::uint64_t file_bytes = fs::file_size(file, ec);
-  const fs::space_info space = fs::space(scratch, ec);
+  std::error_code error;
+  const std::uint64_t file_bytes = fs::file_size(file, error);
+  const fs::space_info space = fs::space(scratch, error);
   const std::uint64_t needed_bytes = file_bytes + file_bytes / 8;  // an eighth more for the log
-  if (!ec && space.available < needed_bytes)
+  // If a size cannot be read, copying the file reports the error.
+  if (!error && space.available < needed_bytes)
     return fail(Code::kExhausted, kOpen,
                 "{}: a copy must be read, which needs {}, but {} has only {} free; set TMPDIR to another folder",
                 file.string(), to_text(Bytes{needed_bytes}), scratch.string(), to_text(Bytes{space.available}));
@@ -65,8 +66,8 @@ Status check_free_space(const fs::path& file, const fs::path& scratch) {
 }  // namespace
 
 Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, const fs::path& scratch) {
-  std::error_code ec;
-  if (!fs::is_regular_file(file, ec)) return fail(Code::kNotFound, kOpen, "{}: no such file", file.string());
+  std::error_code ignored;
+  if (!fs::is_regular_file(file, ignored)) return fail(Code::kNotFound, kOpen, "{}: no such file", file.string());
   ECHO_TRY(check_free_space(file, scratch));
   std::unique_ptr<StoredBuffer> stored(new StoredBuffer);
   std::string folder = (scratch / "echoline-replay-XXXXXX").string();
@@ -75,7 +76,7 @@ Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, c
   stored->folder_ = folder;
   const fs::path copy = stored->folder_ / "replay.sqlite";
   bool is_consistent = false;
-  for (int attempt = 0; attempt < kCopiesMax && !is_consistent; ++attempt) {
+  for (int attempt = 0; attempt < kCopyAttemptsMax && !is_consistent; ++attempt) {
     ECHO_ASSIGN(is_consistent, copy_file_and_log(file, copy));
   }
   if (!is_consistent)
@@ -83,15 +84,15 @@ Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, c
                 "{}: its learner writes faster than it can be copied; try again, or wait for the end of the run",
                 file.string());
   ECHO_ASSIGN(stored->database_, Database::open(copy));
-  ECHO_ASSIGN(const auto application, stored->database_->first_integer("PRAGMA application_id"));
+  ECHO_ASSIGN(const auto application_id, stored->database_->first_integer("PRAGMA application_id"));
   ECHO_ASSIGN(const auto version, stored->database_->first_integer("PRAGMA user_version"));
-  if (application != kApplicationId)
+  if (application_id != kApplicationId)
     return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program", file.string());
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(),
                 version.value_or(0), kSchemaVersion);
   // Removed at once, so that no file is left behind, however this process ends. Both files are open and stay readable.
-  fs::remove_all(stored->folder_, ec);
+  fs::remove_all(stored->folder_, ignored);
   return stored;
 }
 

@@ -25,7 +25,7 @@ struct StoredTrajectory {
 struct StoredCounts {
   std::uint64_t trajectories = 0, groups = 0, group_size = 0;
   std::uint64_t pruned = 0;                       // trajectories that were consumed and deleted
-  std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; "stale" ones were deleted too
+  std::map<std::string, std::uint64_t> rejected;  // trajectories by reason, also those deleted since
   std::uint64_t set_aside = 0;                    // groups that no worker could generate
 };
 
@@ -40,14 +40,14 @@ class StoredBuffer {
   ~StoredBuffer();
 
   Result<StoredCounts> counts();
-  // Calls `visit` for the newest `newest_max` trajectories (0: all), ordered by group and member. They are fewer if
-  // some were deleted. Ends at the first error of `visit` and returns it. Otherwise returns the number of unreadable
+  // Calls `visit` for those of the newest `newest_max` trajectories (0: all) that were not deleted, ordered by group
+  // and member. Ends at the first error of `visit` and returns it. Otherwise returns the number of unreadable
   // trajectories.
   Result<std::uint64_t> each(std::uint64_t newest_max, const std::function<Status(StoredTrajectory)>& visit);
 
  private:
   StoredBuffer() = default;
-  std::filesystem::path folder_;  // contains the copy
+  std::filesystem::path folder_;  // of the copy; the destructor removes it if open() failed before
   std::unique_ptr<Database> database_;
 };
 

@@ -41,7 +41,7 @@ class WaitingGroups {
 
  private:
   struct ByVersion {
-    std::set<GroupId> ready, not_ready;  // `ready`: complete and scored
+    std::set<GroupId> ready, not_ready;  // `ready`: complete and scored, so a batch may take it
     std::uint64_t trajectories = 0, complete_trajectories = 0;
   };
   bool is_complete(const WaitingGroup& group) const { return group.members == group_size_; }

@@ -30,7 +30,7 @@ class OneResponseEpisode final : public QuickEpisode {
 void add(Score& episode, const Score& step) {
   episode.reward += step.reward;
   for (const auto& [name, value] : step.components) episode.components[name] += value;
-  episode.correct = step.correct;
+  episode.correct = step.correct;  // the last step decides
   episode.late = episode.late || step.late;
 }
 
@@ -43,6 +43,7 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
   return std::unique_ptr<Episode>(std::make_unique<OneResponseEpisode>(*this, problem));
 }
 
+// A side prompt asks another player for a move. In a run, the worker lets the policy answer it.
 Error side_prompt_error() {
   return fail(Code::kInvalid, "task", "the policy also plays the opponent, which only the workers of a run can do");
 }
@@ -62,6 +63,7 @@ Result<Step> step_and_wait(Episode& episode, std::string response, const std::at
   std::unique_lock lock(outcome->mutex);
   const auto has_result = [&] { return outcome->result.has_value(); };
   if (stop == nullptr) outcome->changed.wait(lock, has_result);
+  // No call notifies `changed` when `stop` becomes true, so the wait checks it at intervals.
   while (!outcome->changed.wait_for(lock, kStopCheckInterval, has_result))
     if (*stop) return fail(Code::kCancelled, "task", "the wait was cancelled");
   return *std::move(outcome->result);

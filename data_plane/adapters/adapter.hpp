@@ -130,7 +130,7 @@ enum class AdapterUse { kProblems, kScoring };
 Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task);
 
 // Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all mistakes in them.
-Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
+Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view options_json, std::uint64_t seed,
                                               AdapterUse use = AdapterUse::kProblems);
 
 // kInvalid if an observation can depend on the policy's response. The learner cannot score such a text later.

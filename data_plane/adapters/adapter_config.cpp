@@ -20,7 +20,9 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
   const auto half_bits = std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(std::bit_width(size - 1)) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
   constexpr std::uint64_t kFeistelRounds = 4;
-  do {  // the domain is smaller than 4 × size (or 4), so the loop is short
+  // A Feistel round mixes one half with a hash of the other and swaps them. That can be undone, so no two numbers of
+  // 2 × half_bits bits get the same result. A result that is not below `size` is put through again.
+  do {  // there are less than 4 × size such numbers (or 4), so the loop is short
     std::uint64_t left_half = index >> half_bits, right_half = index & mask;
     for (std::uint64_t round = 0; round < kFeistelRounds; ++round) {
       const std::uint64_t mixed = left_half ^ (mix64(mix64(key + round) ^ right_half) & mask);

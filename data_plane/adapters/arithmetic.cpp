@@ -80,9 +80,9 @@ class Arithmetic final : public Adapter {
     Random random(random_key_, mix64(a * operand_values_ + b));
     std::uint64_t sum = 0, carry = 0;
     // Adds column by column, from the right; a forgotten carry is lost.
-    for (std::uint64_t unit = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, unit *= 10) {
+    for (std::uint64_t place_value = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, place_value *= 10) {
       const std::uint64_t column = a % 10 + b % 10 + carry;
-      sum += column % 10 * unit;
+      sum += column % 10 * place_value;
       carry = column >= 10 && random.uniform() >= carries_forgotten_ ? 1 : 0;
     }
     return std::to_string(sum);

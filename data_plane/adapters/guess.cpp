@@ -9,11 +9,12 @@
 namespace echoline::data_plane {
 namespace {
 
-// A problem is a range of consecutive numbers and the one to guess.
+// A problem is a range of consecutive numbers, and one of them, which the policy must guess.
 struct Options {
   std::uint64_t number_max = 99, range = 16, guesses = 5, evaluation_problems = 256;
   double guess_cost = 0.05;
 
+  // The range can begin at 0 to number_max + 1 - range, and each of its numbers can be the right one.
   std::uint64_t problem_count() const { return (number_max - range + 2) * range; }
 
   void read(ConfigSection s, AdapterUse) {

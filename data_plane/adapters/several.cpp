@@ -16,16 +16,19 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kPromptPlaceholder = "{prompt}";
-constexpr std::uint64_t kRoundOrderStream = 0x7461736b73;  // any number that no part uses with the same seed
+// Makes the order of the rounds independent of the order within the parts, which have the same seed. Any number that no
+// part uses.
+constexpr std::uint64_t kRoundOrderStream = 0x7461736b73;
 
-// One of the tasks. A round is the shortest sequence of problems in which every part has its weight's share.
+// One of the tasks. A round is the shortest sequence of problems in which every part has its weight's share: with
+// weights 2 and 4, a round has one problem of the first part and two of the second. A slot is a place in a round.
 struct Part {
   std::string name;
   std::unique_ptr<Adapter> adapter;
   std::string adapter_name, options_json;
-  std::uint64_t weight = 1;      // number of slots in a round
+  std::uint64_t weight = 1;      // number of slots in a round, once Several has made the weights as small as possible
   std::uint64_t first_slot = 0;  // the part's first slot in a round
-  std::string head, tail;        // text around each problem's prompt
+  std::string head, tail;        // text before and after each problem's prompt
   bool scored_by_workers = true;
 };
 
@@ -33,11 +36,11 @@ class Several final : public Adapter {
  public:
   Several(std::vector<Part> parts, std::uint64_t seed)
       : parts_(std::move(parts)), shuffle_key_(mix64(seed ^ kRoundOrderStream)) {
-    std::uint64_t divisor = 0;
-    for (const Part& part : parts_) divisor = std::gcd(divisor, part.weight);
+    std::uint64_t common_divisor = 0;
+    for (const Part& part : parts_) common_divisor = std::gcd(common_divisor, part.weight);
     for (Part& part : parts_) {
-      part.weight /= divisor;
-      part.first_slot = std::exchange(slots_, slots_ + part.weight);
+      part.weight /= common_divisor;
+      part.first_slot = std::exchange(slots_per_round_, slots_per_round_ + part.weight);
     }
   }
 
@@ -46,9 +49,10 @@ class Several final : public Adapter {
   // Each round has as many problems as the sum of all weights, in its own order. So each part goes through its own
   // problems without gaps, and has its share in every round.
   Result<Problem> problem(std::uint64_t index) const override {
-    const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, shuffle_key_);
-    const auto part =
-        std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.first_slot + p.weight; });
+    const std::uint64_t round = index / slots_per_round_, slot = shuffled_cycle(index, slots_per_round_, shuffle_key_);
+    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
+      return slot < candidate.first_slot + candidate.weight;
+    });
     ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->first_slot));
     return to_run_problem(*part, std::move(problem));
   }
@@ -63,9 +67,9 @@ class Several final : public Adapter {
     }
     std::vector<Problem> alternating;
     for (std::size_t i = 0; i < longest; ++i)
-      for (std::size_t p = 0; p < parts_.size(); ++p)
-        if (i < by_part[p].size())
-          if (auto problem = to_run_problem(parts_[p], std::move(by_part[p][i])))
+      for (std::size_t part = 0; part < parts_.size(); ++part)
+        if (i < by_part[part].size())
+          if (auto problem = to_run_problem(parts_[part], std::move(by_part[part][i])))
             alternating.push_back(*std::move(problem));
     return alternating;
   }
@@ -92,15 +96,16 @@ class Several final : public Adapter {
     json tasks = json::array();
     for (const Part& part : parts_)
       if (part.scored_by_workers)
-        tasks.push_back(
-            {{"name", part.name},
-             {"adapter", part.adapter_name},
-             {"prompt", part.head + std::string(kPromptPlaceholder) + part.tail},
-             {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
+        tasks.push_back({{"name", part.name},
+                         {"adapter", part.adapter_name},
+                         {"prompt", part.head + std::string(kPromptPlaceholder) + part.tail},
+                         {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr,
+                                                 /*allow_exceptions=*/false)}});
     return json{{"tasks", std::move(tasks)}}.dump();
   }
 
  private:
+  // The part's problem as the run sees it: with the part's name in its id and the part's text around its prompt.
   Result<Problem> to_run_problem(const Part& part, Problem problem) const {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
     if (!part.head.empty() || !part.tail.empty())
@@ -115,11 +120,11 @@ class Several final : public Adapter {
   Result<const Part*> part_of(const Problem& problem) const {
     const std::string_view name = task_of(problem.id());
     for (const Part& part : parts_)
-      if (part.name == name && problem.id().size() > name.size()) return &part;
+      if (part.name == name && problem.id().size() > name.size()) return &part;  // an id that is only a name has no ':'
     return fail(Code::kInvalid, "task", "'{}' belongs to no task that is scored here", problem.id());
   }
 
-  // The problem with the id that the part gave it.
+  // The inverse of to_run_problem(): the problem with the id and the prompt that the part gave it.
   static Problem to_part_problem(const Part& part, const Problem& problem) {
     Problem problem_of_part = problem;
     problem_of_part.set_id(problem.id().substr(part.name.size() + 1));
@@ -140,14 +145,14 @@ class Several final : public Adapter {
       change(input.text);
     } else if (input.messages.back().role == "user") {
       change(input.messages.back().content);
-      input = PolicyInput(std::move(input.messages));
+      input = PolicyInput(std::move(input.messages));  // makes its text from the messages again
     }
     set_prompt(problem, std::move(input));
   }
 
   std::vector<Part> parts_;
-  const std::uint64_t shuffle_key_;  // chooses the order within each round
-  std::uint64_t slots_ = 0;          // number of slots in a round
+  const std::uint64_t shuffle_key_;    // chooses the order within each round
+  std::uint64_t slots_per_round_ = 0;  // number of slots in a round
 };
 
 }  // namespace
@@ -162,7 +167,7 @@ std::string several_tasks_options(const std::vector<WeightedTask>& tasks) {
                     {"weight", task.weight},
                     {"prompt", task.prompt},
                     {"scored_by", task.scored_by_workers ? "worker" : "learner"},
-                    {"options", json::parse(task.options_json, nullptr, false)}});
+                    {"options", json::parse(task.options_json, nullptr, /*allow_exceptions=*/false)}});
   return json{{"tasks", std::move(list)}}.dump();
 }
 
@@ -198,6 +203,7 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
       return fail(adapter.error().code, adapter.error().operation, "task '{}': {}", part.name, adapter.error().detail);
     part.adapter = *std::move(adapter);
     if (part.scored_by_workers) continue;
+    // The run file's check knows only adapters that always have many turns; this one knows the options as well.
     if (const Status scorable = can_be_scored_later(*part.adapter); !scorable)
       return fail(scorable.error().code, "task.scored_by", "task '{}': {}", part.name, scorable.error().detail);
   }

@@ -37,14 +37,14 @@ struct SidePromptServer::Impl {
 
   std::mutex mutex;
   std::condition_variable wake;
-  std::vector<std::pair<TextQuestion, AnswerHandler>> new_questions;
-  bool closed = false;
-  std::uint64_t next_question_id = 0;
+  std::vector<std::pair<TextQuestion, AnswerHandler>> new_questions;  // guarded by mutex
+  bool closed = false;                                                // guarded by mutex; the thread then ends
+  std::uint64_t next_question_id = 0;                                 // guarded by mutex
 
   SidePromptServerOptions options;
   SystemClock clock;
   std::optional<TextServerClient> server;  // this member and the following ones are used by the thread only
-  std::map<std::uint64_t, AnswerHandler> waiting;
+  std::map<std::uint64_t, AnswerHandler> handlers_by_question;  // questions without an answer yet, by id
   std::thread thread;
 
   void ask(const PolicyInput& input, std::uint64_t seed, AnswerHandler on_answer) {
@@ -69,6 +69,7 @@ struct SidePromptServer::Impl {
     std::vector<std::pair<TextQuestion, AnswerHandler>> questions;
     {
       std::unique_lock lock(mutex);
+      // With questions at the server, poll() below waits instead.
       if (server->pending_count() == 0) wake.wait(lock, [&] { return closed || !new_questions.empty(); });
       if (closed) return false;
       questions.swap(new_questions);
@@ -78,10 +79,10 @@ struct SidePromptServer::Impl {
       if (const Status submitted = server->submit(std::move(question)); !submitted)
         on_answer(submitted.error());
       else
-        waiting.emplace(id, std::move(on_answer));
+        handlers_by_question.emplace(id, std::move(on_answer));
     }
     for (TextServerClient::Outcome& outcome : server->poll(kQuestionPollTime)) {
-      const auto handler = waiting.extract(outcome.id);
+      const auto handler = handlers_by_question.extract(outcome.id);
       if (handler.empty()) continue;
       if (outcome.answer)
         handler.mapped()(std::move(outcome.answer->text));
@@ -94,8 +95,8 @@ struct SidePromptServer::Impl {
 
 namespace {
 
-// An episode whose steps include the server's answers to all side prompts, until the policy has to act. The destructor
-// waits while an answer is being processed. `Server` is SidePromptServer::Impl, which is private.
+// Wraps an episode. A step answers side prompts through the server until it is the policy's turn. The destructor waits
+// while an answer is being processed. `Server` is SidePromptServer::Impl, which is private.
 template <class Server>
 class AnsweredEpisode final : public Episode {
  public:
@@ -119,9 +120,9 @@ class AnsweredEpisode final : public Episode {
  private:
   // Shared with pending requests, which may outlive the episode.
   struct Shared {
-    std::recursive_mutex mutex;        // recursive, because an episode may report a step before step() returns
-    std::unique_ptr<Episode> episode;  // null: the caller has destroyed its episode
-    std::uint64_t side_prompts = 0;    // number asked so far
+    std::recursive_mutex mutex;           // recursive, because an episode may report a step before step() returns
+    std::unique_ptr<Episode> episode;     // null: the caller has destroyed its episode
+    std::uint64_t side_prompt_count = 0;  // asked so far
   };
 
   // Steps the episode until the policy has to act. `score_before`: the sum of the steps' scores since the policy's
@@ -143,13 +144,13 @@ class AnsweredEpisode final : public Episode {
     if (!shared->episode) return;
     if (!step) return on_policy_turn(std::move(step));
     add(score, step->score);
-    step->score = score;
+    step->score = score;  // the policy's turn has the scores of all steps since its last one
     if (step->done || !step->side_prompt) return on_policy_turn(std::move(step));
-    if (++shared->side_prompts > kTurnsMax)
+    if (++shared->side_prompt_count > kTurnsMax)
       return on_policy_turn(
           fail(Code::kExhausted, "task", "the episode asks more than {} times for another player's answer", kTurnsMax));
     server.ask(
-        *step->side_prompt, mix64(seed + shared->side_prompts),
+        *step->side_prompt, mix64(seed + shared->side_prompt_count),
         [&server, shared, on_policy_turn, seed, score](Result<std::string> answer) {
           const std::lock_guard answer_lock(shared->mutex);
           if (!shared->episode) return;

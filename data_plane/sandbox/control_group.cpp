@@ -13,7 +13,7 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::size_t kGroupFileBytesMax = 1u << 20;
-constexpr unsigned kBubblewrapProcesses = 2;
+constexpr unsigned kBubblewrapProcesses = 2;  // they are in the program's group and count towards its limit
 
 // Whether `name` is one of the words of a file.
 bool has_word(const std::filesystem::path& file, std::string_view name) {
@@ -49,7 +49,7 @@ std::optional<ControlGroups> ControlGroups::make(const std::filesystem::path& mo
   auto group = own_group(own_group_file);
   if (!group) return std::nullopt;
   while (!group->empty()) {
-    group = group->parent_path();
+    group = group->parent_path();  // not the group itself: a group with processes cannot delegate controllers
     const auto candidate = mount / *group;
     if (!has_word(candidate / "cgroup.subtree_control", "memory") ||
         !has_word(candidate / "cgroup.subtree_control", "pids"))

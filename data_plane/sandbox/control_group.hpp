@@ -4,11 +4,11 @@
 
 namespace echoline::sandbox {
 
-// With a cgroup, the kernel itself enforces the limits of memory and processes at once, and counts its own
-// memory for the program. Without one, only UsageMeter's measurements every 10 ms do.
+// With a cgroup, the kernel itself enforces the limits of memory and processes at once, and counts the memory that it
+// needs for the program. Without one, UsageMeter's measurements every 10 ms must do.
 class ControlGroups {
  public:
-  // Makes a group for all sandboxes: in this process's group or the nearest ancestor that delegates the memory and pids
+  // Makes a group for all sandboxes, in the nearest ancestor of this process's group that delegates the memory and pids
   // controllers and is writable. `mount`: the cgroup mount; `own_group_file`: /proc/self/cgroup. Nothing if there is no
   // such group, as in most containers.
   static std::optional<ControlGroups> make(const std::filesystem::path& mount = "/sys/fs/cgroup",

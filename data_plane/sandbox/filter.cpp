@@ -50,8 +50,9 @@ struct Release {
   void operator()(scmp_filter_ctx context) const { seccomp_release(context); }
 };
 
-// Returns 0 or libseccomp's error. A call that this architecture lacks needs no rule.
-int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
+// Adds a rule for the system call `name`. Returns 0 or libseccomp's error. A call that this architecture lacks needs no
+// rule.
+int add_rule(scmp_filter_ctx context, std::uint32_t action, const char* name) {
   const int number = seccomp_syscall_resolve_name(name);
   if (number == __NR_SCMP_ERROR) return 0;
   const int added = seccomp_rule_add(context, action, number, 0);
@@ -69,8 +70,8 @@ int add_rules(scmp_filter_ctx context) {
   const auto refused = SCMP_ACT_ERRNO(EPERM), absent = SCMP_ACT_ERRNO(ENOSYS);
   int error = 0;
   const auto keep_first_error = [&](int result) { error = error != 0 ? error : result; };
-  for (const char* name : kRefusedCalls) keep_first_error(add(context, refused, name));
-  for (const char* name : kAbsentCalls) keep_first_error(add(context, absent, name));
+  for (const char* name : kRefusedCalls) keep_first_error(add_rule(context, refused, name));
+  for (const char* name : kAbsentCalls) keep_first_error(add_rule(context, absent, name));
   for (unsigned flag = 1; flag != 0; flag <<= 1)
     if (kNamespaceFlags & flag)
       keep_first_error(

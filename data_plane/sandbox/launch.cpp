@@ -22,13 +22,15 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "start sandbox";
-constexpr unsigned kNobody = 65534;             // the program's user id inside the sandbox
+constexpr unsigned kUserInside = 65534;         // the program's user id inside the sandbox
 constexpr int kFirstFd = 3;                     // after standard input, output and error
 constexpr rlim_t kAddressesPerMemory = 16;      // interpreters reserve much more address space than they use
-constexpr int kNotStarted = 127;                // the exit status that shells use for it
+constexpr int kNotStarted = 127;                // exit status of a child that could not run the program, as in shells
 constexpr std::uint64_t kCpuMarginSeconds = 2;  // UsageMeter stops the program first; the kernel's limit is a backstop
-constexpr std::uint64_t kScratchBytesMin = 4096, kLockedBytesMax = 65536, kPendingSignalsMax = 1024;
+constexpr std::uint64_t kScratchBytesMin = 4096;  // of /tmp
+constexpr std::uint64_t kLockedBytesMax = 65536, kPendingSignalsMax = 1024;
 
+// Content of /etc/passwd and /etc/group in the sandbox, for programs that look up their own user.
 constexpr const char* kPasswd = "nobody:x:65534:65534:nobody:/tmp:/bin/false\n";
 constexpr const char* kGroup = "nogroup:x:65534:\n";
 
@@ -70,21 +72,21 @@ class BubblewrapArguments {
   std::string text_;
 };
 
-// The system's programs and libraries. On most systems /bin and similar folders are links into /usr.
+// Shows the system's programs and libraries. On most systems /bin and similar folders are links into /usr.
 void add_system(BubblewrapArguments& arguments) {
   arguments.add("--ro-bind", "/usr", "/usr");
   for (const char* name : {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}) {
-    std::error_code ec;
+    std::error_code ignored;
     const std::filesystem::path path(name);
-    if (std::filesystem::is_symlink(path, ec))
-      arguments.add("--symlink", std::filesystem::read_symlink(path, ec).string(), path.string());
-    else if (std::filesystem::is_directory(path, ec))
+    if (std::filesystem::is_symlink(path, ignored))
+      arguments.add("--symlink", std::filesystem::read_symlink(path, ignored).string(), path.string());
+    else if (std::filesystem::is_directory(path, ignored))
       arguments.add("--ro-bind", path.string(), path.string());
   }
   for (const char* path : {"/etc/ld.so.cache", "/etc/alternatives"}) arguments.add("--ro-bind-try", path, path);
 }
 
-// Harmless devices only. /dev/zero is left out: mapped, it is memory that outlives the process charged for it.
+// Shows harmless devices only. /dev/zero is left out: mapped, it is memory that outlives the process charged for it.
 void add_devices(BubblewrapArguments& arguments) {
   arguments.add("--size", "65536", "--tmpfs", "/dev");
   for (const char* name : {"null", "full", "random", "urandom"}) {
@@ -124,7 +126,7 @@ Result<std::string> bubblewrap_arguments(const LaunchSettings& settings, const C
   BubblewrapArguments arguments;
   arguments.add("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
                 "--unshare-cgroup-try");
-  arguments.add("--uid", std::to_string(kNobody), "--gid", std::to_string(kNobody), "--hostname", "sandbox");
+  arguments.add("--uid", std::to_string(kUserInside), "--gid", std::to_string(kUserInside), "--hostname", "sandbox");
   arguments.add("--die-with-parent", "--new-session");
   arguments.add("--json-status-fd", inherited.add(std::move(status)), "--seccomp", inherited.add(std::move(filter)));
   add_system(arguments);
@@ -147,19 +149,19 @@ Status check(const Command& command) {
   if (command.files.size() + command.read_only.size() > kFilesMax)
     return fail(Code::kInvalid, kOperation, "expected at most {} files and folders for the program", kFilesMax);
   std::size_t bytes = 0;
-  const auto count_and_check = [&](const std::string& text) {
+  const auto count_bytes_and_check = [&](const std::string& text) {
     bytes += text.size() + 1;
     return text.find('\0') == std::string::npos;
   };
   bool valid = true;
-  for (const std::string& word : command.argv) valid = count_and_check(word) && valid;
+  for (const std::string& word : command.argv) valid = count_bytes_and_check(word) && valid;
   for (const auto& [name, value] : command.environment)
-    valid = count_and_check(name) && count_and_check(value) && !name.empty() && name.find('=') == std::string::npos &&
-            valid;
+    valid = count_bytes_and_check(name) && count_bytes_and_check(value) && !name.empty() &&
+            name.find('=') == std::string::npos && valid;
   for (const auto& [path, content] : command.files)
-    valid = count_and_check(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
+    valid = count_bytes_and_check(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
   for (const auto& path : command.read_only)
-    valid = count_and_check(path.string()) && is_absolute(path.string()) && valid;
+    valid = count_bytes_and_check(path.string()) && is_absolute(path.string()) && valid;
   if (!valid || bytes > kArgumentBytesMax)
     return invalid(
         "expected words, names and absolute paths of files without NUL, below 1 MiB in all, and files below 64 MiB "
@@ -175,10 +177,10 @@ struct Child {
   const char* program;
   char** argv;
   char** environment;
-  std::array<int, 3> standard;  // descriptors for its standard input, output and error
-  const int* inherited;         // descriptors to pass on, as 3 and following
+  std::array<int, 3> standard_fds;  // descriptors for its standard input, output and error
+  const int* inherited;             // descriptors to pass on, as 3 and following
   std::size_t inherited_count;
-  int* moved_fds;   // scratch space for as many descriptors
+  int* moved_fds;   // space for `inherited_count` descriptors, because the child must not allocate
   int group_procs;  // cgroup.procs of the group to enter; negative: none
   const std::optional<uid_t>* as_user;
   pid_t parent;
@@ -202,20 +204,22 @@ int run_child(void* argument) {
   ::setsid();
   struct sigaction default_action {};
   default_action.sa_handler = SIG_DFL;
-  for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN, SIGTTOU})
-    ::sigaction(s, &default_action, nullptr);
+  // An ignored signal would stay ignored in the program.
+  for (const int ignorable :
+       {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN, SIGTTOU})
+    ::sigaction(ignorable, &default_action, nullptr);
   // Moves the descriptors above the target range first, so that none is overwritten.
   const int first_free_fd = kFirstFd + static_cast<int>(child.inherited_count);
   for (std::size_t i = 0; i < child.inherited_count; ++i)
     if ((child.moved_fds[i] = ::fcntl(child.inherited[i], F_DUPFD, first_free_fd)) < 0)
       return exit_with_error(child, "hand over a descriptor");
-  std::array<int, 3> standard{};
+  std::array<int, 3> standard_fds{};
   for (std::size_t i = 0; i < 3; ++i)
-    if ((standard[i] = ::fcntl(child.standard[i], F_DUPFD, first_free_fd)) < 0)
+    if ((standard_fds[i] = ::fcntl(child.standard_fds[i], F_DUPFD, first_free_fd)) < 0)
       return exit_with_error(child, "hand over a descriptor");
   if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1)
     return exit_with_error(child, "enter the cgroup");
-  for (int i = 0; i < 3; ++i) ::dup2(standard[static_cast<std::size_t>(i)], i);
+  for (int i = 0; i < 3; ++i) ::dup2(standard_fds[static_cast<std::size_t>(i)], i);
   for (std::size_t i = 0; i < child.inherited_count; ++i) ::dup2(child.moved_fds[i], kFirstFd + static_cast<int>(i));
   ::syscall(SYS_close_range, static_cast<unsigned>(first_free_fd), ~0U, 0);
   if (*child.as_user && !switch_user(**child.as_user))
@@ -232,7 +236,7 @@ int run_child(void* argument) {
 
 std::vector<char*> null_terminated(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
-  for (std::string& s : strings) pointers.push_back(s.data());
+  for (std::string& string : strings) pointers.push_back(string.data());
   pointers.push_back(nullptr);
   return pointers;
 }
@@ -301,11 +305,11 @@ Result<Fd> make_memory_file(std::string_view content) {
   Fd file(::memfd_create("sandbox", MFD_CLOEXEC));
   if (!file) return system_error("make a file in memory");
   for (std::size_t written = 0; written < content.size();) {
-    const ssize_t n = ::write(file.get(), content.data() + written, content.size() - written);
-    if (n <= 0) return system_error("write a file in memory");
-    written += static_cast<std::size_t>(n);
+    const ssize_t just_written = ::write(file.get(), content.data() + written, content.size() - written);
+    if (just_written <= 0) return system_error("write a file in memory");
+    written += static_cast<std::size_t>(just_written);
   }
-  // Opens the file again, read-only.
+  // Opens the file again, read-only and from its beginning.
   Fd read_end(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!read_end) return system_error("open a file in memory");
   return read_end;
@@ -332,7 +336,7 @@ Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& co
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return system_error("make a socket");
     launched.in = Fd(ends[0]);
     in = Fd(ends[1]);
-    ::shutdown(in.get(), SHUT_WR);
+    ::shutdown(in.get(), SHUT_WR);  // the program only reads from it
   }
   for (const Fd* fd : {&launched.status, &launched.out, &launched.err, &launched.in})
     if (*fd) set_nonblocking(*fd);
@@ -343,9 +347,9 @@ Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& co
   std::vector<std::string> argv{settings.bubblewrap, "--args", inherited.add(std::move(arguments_file)), "--"};
   argv.insert(argv.end(), command.argv.begin(), command.argv.end());
   std::vector<std::string> environment;
-  std::map<std::string, std::string> values{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"HOME", "/tmp"}};
-  for (const auto& [name, value] : command.environment) values[name] = value;
-  for (const auto& [name, value] : values) environment.push_back(name + "=" + value);
+  std::map<std::string, std::string> variables{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"HOME", "/tmp"}};
+  for (const auto& [name, value] : command.environment) variables[name] = value;
+  for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
   std::vector<char*> argv_pointers = null_terminated(argv), environment_pointers = null_terminated(environment);
   std::vector<int> inherited_fds;
   for (const Fd& fd : inherited.all()) inherited_fds.push_back(fd.get());
@@ -353,7 +357,7 @@ Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& co
   Child child{.program = settings.bubblewrap.c_str(),
               .argv = argv_pointers.data(),
               .environment = environment_pointers.data(),
-              .standard = {in.get(), out.get(), err.get()},
+              .standard_fds = {in.get(), out.get(), err.get()},
               .inherited = inherited_fds.data(),
               .inherited_count = inherited_fds.size(),
               .moved_fds = moved_fds.data(),

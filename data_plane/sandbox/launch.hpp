@@ -9,6 +9,8 @@
 
 namespace echoline::sandbox {
 
+// Limits of a Command: files and folders shown to the program; bytes of all its words, names and paths; bytes of a
+// file.
 inline constexpr std::size_t kFilesMax = 64, kArgumentBytesMax = 1u << 20, kFileBytesMax = 64u << 20;
 
 // A file descriptor with a unique owner.
@@ -43,13 +45,13 @@ Result<Fd> make_memory_file(std::string_view content);
 struct LaunchSettings {
   std::string bubblewrap;
   bool supports_ro_bind_fd = false;  // bubblewrap has --ro-bind-fd, which can show files that only root can reach
-  std::optional<uid_t> as_user;      // root switches to this user
+  std::optional<uid_t> as_user;      // set if this process is root: the user that the program runs as
 };
 
 // A program that launch() has started, and this process's connections to it.
 struct LaunchedProgram {
   std::optional<uid_t> as_user;
-  pid_t pid = -1;   // process id of the outer bubblewrap; the caller must wait for it
+  pid_t pid = -1;   // process id of the outer of bubblewrap's two processes; the caller must wait for it (waitpid)
   Fd pidfd;         // pidfd of `pid`
   Fd status;        // bubblewrap reports the program's progress here, one JSON object per line
   Fd filter;        // bubblewrap waits here for the system call filter, then starts the program
@@ -57,7 +59,8 @@ struct LaunchedProgram {
 };
 
 // Must be called by a thread that lives as long as the program may, because the program is killed when the thread ends.
-// `input`: the content of its standard input; null: a socket. `group_procs`: cgroup.procs of a group to enter, or -1.
+// `input`: the content of its standard input; null: its standard input is a socket (`in`). `group_procs`: descriptor of
+// cgroup.procs of the cgroup that the program enters; -1: none.
 // kInvalid for an invalid command, kIo and kUnavailable if this machine refuses. bubblewrap's own errors appear in
 // `err` and `status`.
 Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& command, const std::string* input,

@@ -23,7 +23,7 @@
 namespace echoline::sandbox {
 namespace {
 
-constexpr uid_t kNobody = 65534;
+constexpr uid_t kNobody = 65534;  // the system's user without rights
 constexpr std::string_view kOperation = "sandbox";
 constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int
 
@@ -66,13 +66,13 @@ struct Pool::Impl {
   bool closed = false;
 
   // The following members are used by the thread only.
-  std::vector<std::unique_ptr<SandboxedProgram>> programs;
+  std::vector<std::unique_ptr<SandboxedProgram>> programs;  // started and not ended
   std::uint64_t started_count = 0;
   std::thread thread;
 
   void wake_thread() {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(waker->get(), &one, sizeof one);
+    [[maybe_unused]] const auto ignored = ::write(waker->get(), &one, sizeof one);
   }
 
   Status submit(WaitingProgram program) {
@@ -157,7 +157,7 @@ struct Pool::Impl {
   void run_thread() {
     sigset_t all_signals;
     sigfillset(&all_signals);
-    ::pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);  // signals are for the other threads of this process
     while (!is_closed()) {
       while (auto program = take_startable()) start_and_hand_over(std::move(*program));
       advance_all();
@@ -189,7 +189,7 @@ struct Pool::Impl {
     ::poll(fds.data(), fds.size(), timeout_ms);
     if (fds[0].revents != 0) {
       std::uint64_t count = 0;
-      [[maybe_unused]] const auto n = ::read(waker->get(), &count, sizeof count);
+      [[maybe_unused]] const auto ignored = ::read(waker->get(), &count, sizeof count);
     }
     const TimePoint now = SystemClock().now();
     for (const auto& sandboxed : programs)
@@ -202,7 +202,7 @@ namespace {
 
 // Runs a first program, to check that this machine allows sandboxes and that programs see none of its processes. In a
 // process namespace of its own the shell is process 2, after bubblewrap.
-Status probe(Pool& pool) {
+Status check_first_program(Pool& pool) {
   Command command{.argv = {"/bin/sh", "-c", "echo $$"}, .environment = {}, .files = {}, .read_only = {}, .limits = {}};
   auto end = pool.run(std::move(command));
   if (!end) return std::move(end).error();
@@ -234,7 +234,7 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
   for (const auto& [use_cgroups, separate_users] :
        {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
     std::optional<ControlGroups> groups;
-    if (separate_users && !is_root) continue;
+    if (separate_users && !is_root) continue;  // only root can switch users
     if (use_cgroups) {
       auto new_groups = ControlGroups::make();
       if (!new_groups) continue;
@@ -252,12 +252,12 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
     Impl* const started_impl = impl.get();
     started_impl->thread = std::thread([started_impl] { started_impl->run_thread(); });
     std::unique_ptr<Pool> pool(new Pool(std::move(impl)));
-    Status probed = probe(*pool);
+    Status probed = check_first_program(*pool);
     if (probed) {
       started_impl->supports_ro_bind_fd = has_option(*pool, options.bubblewrap, "--ro-bind-fd");
       return pool;
     }
-    if (!first_error) first_error = std::move(probed).error();
+    if (!first_error) first_error = std::move(probed).error();  // of the strongest combination: the most useful one
   }
   return fail(
       Code::kUnavailable, kOperation,

@@ -43,9 +43,9 @@ Status Process::write(std::string_view bytes, Duration wait) {
   const TimePoint deadline = SystemClock().now() + wait;
   const Fd& in = impl_->shared->in;
   while (!bytes.empty()) {
-    const ssize_t n = ::send(in.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(n));
+    const ssize_t bytes_sent = ::send(in.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (bytes_sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(bytes_sent));
     } else if (errno == EAGAIN) {
       if (!wait_for(in, POLLOUT, deadline))
         return fail(Code::kStale, kOperation, "the program has not read its input within {}", to_text(wait));
@@ -61,7 +61,7 @@ Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
   const Fd& out = impl_->shared->out;
   std::string& unread = impl_->unread;
   char block[kReadBlockBytes];
-  for (std::size_t searched = 0;;) {
+  for (std::size_t searched = 0;;) {  // bytes of `unread` that contain no end of a line
     const auto end = unread.find('\n', searched);
     if (std::min(end, unread.size()) > bytes_max)
       return fail(Code::kExhausted, kOperation, "the program wrote a line longer than {} bytes", bytes_max);
@@ -71,10 +71,10 @@ Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
       return line;
     }
     searched = unread.size();
-    const ssize_t n = ::read(out.get(), block, sizeof block);
-    if (n > 0) {
-      unread.append(block, static_cast<std::size_t>(n));
-    } else if (n == 0) {
+    const ssize_t bytes_read = ::read(out.get(), block, sizeof block);
+    if (bytes_read > 0) {
+      unread.append(block, static_cast<std::size_t>(bytes_read));
+    } else if (bytes_read == 0) {
       return fail(Code::kUnavailable, kOperation, "the program ended or closed its output");
     } else if (errno == EAGAIN) {
       if (!wait_for(out, POLLIN, deadline))
@@ -93,7 +93,7 @@ void Process::Impl::ask_to_stop() {
   }
   if (const auto fd = waker.lock()) {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(fd->get(), &one, sizeof one);
+    [[maybe_unused]] const auto ignored = ::write(fd->get(), &one, sizeof one);
   }
 }
 

@@ -22,11 +22,11 @@ constexpr std::string_view kOperation = "sandbox";
 // Between two measurements of resource use, for a program that computes and for an idle one.
 constexpr auto kUsageInterval = std::chrono::milliseconds(10), kUsageIntervalIdle = std::chrono::milliseconds(80);
 constexpr auto kSetUpTimeout = std::chrono::seconds(30);  // from starting bubblewrap to starting the program
-constexpr std::size_t kStatusBytesMax = 4096;
+constexpr std::size_t kStatusBytesMax = 4096;             // of bubblewrap's reports
 constexpr std::size_t kReadBlockBytes = 65536;
 constexpr int kReadsPerTurn = 16;  // of one output, in one call of advance()
 constexpr int kSignalMax = 64;
-constexpr int kNotStarted = 127;      // the exit status that shells use for it
+constexpr int kNotStarted = 127;      // exit status reported if the program could not be started, as in shells
 constexpr int kSignalExitBase = 128;  // bubblewrap reports signal n as exit code 128 + n
 
 bool is_readable(const Fd& fd) {
@@ -39,7 +39,7 @@ void kill_by(const Fd& pidfd) {
 }
 
 // The number after `"name": ` in bubblewrap's status.
-std::optional<int> number_of(std::string_view status, std::string_view name) {
+std::optional<int> number_in_status(std::string_view status, std::string_view name) {
   const std::string key = fmt::format("\"{}\":", name);
   const auto key_begin = status.find(key);
   if (key_begin == std::string_view::npos) return std::nullopt;
@@ -125,7 +125,6 @@ void SandboxedProgram::kill(EndReason reason) {
   deadline_ = next_usage_check_ = TimePoint::max();
 }
 
-// Once the sandbox's process 1 is known, sets the limits and lets the program start.
 void SandboxedProgram::start_program(pid_t first_pid, TimePoint now) {
   first_process_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, first_pid, 0)));
   Status limits_set = first_process_ ? set_limits(first_pid, limits_, launched_.as_user)
@@ -152,26 +151,26 @@ void SandboxedProgram::start_program(pid_t first_pid, TimePoint now) {
 void SandboxedProgram::read_status(TimePoint now) {
   char block[512];
   while (launched_.status) {
-    const ssize_t n = ::read(launched_.status.get(), block, sizeof block);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) break;
-    if (n <= 0 || status_.size() > kStatusBytesMax) {
+    const ssize_t bytes_read = ::read(launched_.status.get(), block, sizeof block);
+    if (bytes_read < 0 && (errno == EAGAIN || errno == EINTR)) break;
+    if (bytes_read <= 0 || status_.size() > kStatusBytesMax) {
       launched_.status.reset();
       break;
     }
-    status_.append(block, static_cast<std::size_t>(n));
+    status_.append(block, static_cast<std::size_t>(bytes_read));
   }
   if (program_started_ || kill_reason_) return;
-  if (const auto first = number_of(status_, "child-pid")) start_program(*first, now);
+  if (const auto first_pid = number_in_status(status_, "child-pid")) start_program(*first_pid, now);
 }
 
 void SandboxedProgram::read_output(Fd& fd, std::string& text, bool keep_end) {
   char block[kReadBlockBytes];
   // The number of reads is limited, so that other programs get their turn.
   for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {
-    const ssize_t n = ::read(fd.get(), block, sizeof block);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0) return fd.reset();
-    text.append(block, static_cast<std::size_t>(n));
+    const ssize_t bytes_read = ::read(fd.get(), block, sizeof block);
+    if (bytes_read < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (bytes_read <= 0) return fd.reset();
+    text.append(block, static_cast<std::size_t>(bytes_read));
     if (text.size() <= limits_.output.count) continue;
     if (keep_end) {
       text.erase(0, text.size() - limits_.output.count);
@@ -203,7 +202,7 @@ void SandboxedProgram::collect_end() {
   read_output(launched_.err, end_.err, /*keep_end=*/is_long_lived());
   ::waitid(P_PID, static_cast<id_t>(launched_.pid), nullptr, WEXITED);
   if (program_started_) end_.wall = SystemClock().now() - begun_at_;
-  const auto code = number_of(status_, "exit-code");
+  const auto code = number_in_status(status_, "exit-code");
   if (group_) {
     if (!kill_reason_ && ControlGroups::ran_out_of_memory(*group_)) kill_reason_ = EndReason::kMemory;
     group_->procs.reset();

@@ -13,7 +13,7 @@ namespace echoline::sandbox {
 
 // The state that the pool's thread shares with the holder of a Process.
 struct ProcessState {
-  Fd in, out;  // used by the holder only
+  Fd in, out;  // the program's standard input and output; used by the holder only
   Limits limits;
 
   std::mutex mutex;
@@ -57,6 +57,7 @@ class SandboxedProgram {
 
  private:
   void read_status(TimePoint now);
+  // Once the sandbox's process 1 is known, sets the limits and lets the program start. `first_pid`: its id outside.
   void start_program(pid_t first_pid, TimePoint now);
   // `keep_end`: beyond the limit, drops the oldest output instead of killing the program.
   void read_output(Fd& fd, std::string& text, bool keep_end);
@@ -69,9 +70,9 @@ class SandboxedProgram {
   std::optional<ControlGroups::Group> group_;
   std::shared_ptr<ProcessState> shared_;
   std::optional<UsageMeter> usage_meter_;
-  Fd first_process_;    // pidfd of the sandbox's process 1
-  std::string status_;  // what bubblewrap has reported so far
-  TimePoint begun_at_, deadline_, next_usage_check_;
+  Fd first_process_;                                  // pidfd of the sandbox's process 1
+  std::string status_;                                // what bubblewrap has reported so far
+  TimePoint begun_at_, deadline_, next_usage_check_;  // deadline_: of the start, then of the program (Limits::wall)
   Duration usage_interval_;
   bool program_started_ = false, ended_ = false;
   std::optional<EndReason> kill_reason_;

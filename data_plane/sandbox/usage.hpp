@@ -7,8 +7,8 @@
 namespace echoline::sandbox {
 
 struct Usage {
-  Bytes memory;  // memory of processes, and of /tmp with its inodes
-  Duration cpu{};
+  Bytes memory;    // of the processes, and of /tmp with its inodes
+  Duration cpu{};  // of all processes together
 };
 
 // Runs outside the sandbox but reads the sandbox's /proc, which lists only its processes. So a process of another

@@ -1,5 +1,5 @@
-// The operations of a device that the host code uses: memory, and a queue of copies and kernels. The queue runs
-// asynchronously and in order, except that copies to the host run beside later work. cuda_backend.cpp implements it
+// The device operations that the host code uses: memory, and a queue of copies and kernels. The queue runs
+// asynchronously and in order, except that copies to the host run beside later work. cuda_backend.cpp implements them
 // with CUDA, the tests with the CPU. Internal to this folder.
 #pragma once
 #include <cstddef>
@@ -20,14 +20,14 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
   virtual std::string_view name() const = 0;
 
-  // Memory at a multiple of 256; `bytes` > 0. kExhausted reports the free memory.
+  // Allocates memory, aligned to 256 bytes; `bytes` > 0. Fails with kExhausted, and states how much memory is free.
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   virtual void release(MemoryKind kind, std::byte* memory) = 0;
-  // kInvalid if the kernels cannot work on this memory.
+  // kInvalid if the memory is not on this device, so that the kernels cannot work on it.
   virtual Status check_address(const std::byte* memory, std::uint64_t bytes) const = 0;
 
-  // These calls queue work. Host memory must stay alive and unchanged until a wait for a later mark, or finish(). Any
-  // later call may return an error of earlier work.
+  // These calls queue work. Host memory must stay alive and unchanged until finish(), or wait_for() of a mark that was
+  // set after the call, has returned. Any later call may return an error of earlier work.
   virtual Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) = 0;
   // Runs after earlier work; later work does not wait for it.
   virtual Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) = 0;

@@ -214,7 +214,7 @@ Result<Digest> Device::digest(DeviceState& state) {
   ECHO_TRY(impl_->hasher.start(*impl_->backend));
   ECHO_TRY(impl_->backend->finish());
   impl_->hasher.store_digests(state.tensors_, state.leaf_digests_);
-  return combine_leaves(state.tensors_, state.leaf_digests_);
+  return state_digest_of_leaves(state.tensors_, state.leaf_digests_);
 }
 
 Result<ExtractStats> Device::extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink) {
@@ -250,7 +250,7 @@ Result<ApplyStats> Device::apply(std::span<const TensorWrite> writes, const Dige
     ECHO_TRY(impl_->hasher.start(backend));
     ECHO_TRY(backend.finish());
     impl_->hasher.store_digests(state.tensors_, leaves);
-    if (const Digest actual = combine_leaves(state.tensors_, leaves); actual != result)
+    if (const Digest actual = state_digest_of_leaves(state.tensors_, leaves); actual != result)
       return fail(
           Code::kCorrupt, kOperation,
           "the changes lead to digest {}, expected {}; the old values were restored. These changes were made for "

@@ -8,7 +8,7 @@ namespace echoline::delta::cuda {
 namespace {
 
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{kTilesPerSegment} * kTileBytes;
-constexpr std::size_t kBatchPiecesMax = 4096;
+constexpr std::size_t kBatchPiecesMax = 4096;  // bounds a batch's tables also if its tensors are small
 
 // If all elements of a tile change: in the worst case, elements of one byte, each with a position of four bytes.
 constexpr std::uint64_t kTileChangesBytesMax = 5 * kTileBytes;

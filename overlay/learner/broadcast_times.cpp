@@ -108,6 +108,7 @@ BroadcastParts BroadcastTimes::parts_of(const Broadcast& broadcast, TimePoint en
   BroadcastParts parts;
   parts.encode = take(broadcast.encoded - broadcast.published - broadcast.sealing);
   parts.seal = take(broadcast.closed - broadcast.published - parts.encode);
+  // The worker's durations come before `send`, which has no measurement of its own and gets the rest.
   parts.install = take(ack.install);
   parts.verify = take(ack.verify);
   parts.acknowledge = take(ack.acknowledge);

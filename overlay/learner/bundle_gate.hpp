@@ -26,7 +26,8 @@ class BundleGate {
   // `up`: the learner's uplink; absent: no limit.
   BundleGate(std::shared_ptr<const trust::Authority> authority, Bytes size, std::optional<BitRate> up);
 
-  // Whether a connection that begins with this byte is an HTTP request. Otherwise it carries frames.
+  // Whether a connection that begins with this byte, as "GET" does, is an HTTP request. Otherwise it carries frames,
+  // which begin with another byte (FORMAT.md).
   static bool is_request(std::byte first) { return first == std::byte{'G'}; }
 
   struct Answer {

@@ -25,6 +25,7 @@ std::optional<std::uint64_t> cheapest_path_bytes(const std::map<PublicationKey, 
 }
 
 bool CatchUps::enqueue(std::optional<Version> from) {
+  // The snapshot (absent `from`) always has room, because it serves every worker.
   if (from && !wanted_.contains(from) && wanted_.size() >= kWantedMax) return false;
   wanted_.insert(from);
   return true;
@@ -47,7 +48,7 @@ std::optional<PublicationKey> CatchUps::next(std::optional<Version> newest, cons
     if (requested_key_.base && !was_made) given_up.push_back(*requested_key_.base);
   }
   if (phase_ != Phase::kIdle || !newest) return std::nullopt;
-  for (const std::optional<Version>& from : std::set(wanted_)) {
+  for (const std::optional<Version>& from : std::set(wanted_)) {  // a copy, because the loop erases
     const PublicationKey key{*newest, from};
     const bool stored = store.find(key) != nullptr;
     // A snapshot of this version is on its way. If it is too old for a worker, that of the next version is requested.

@@ -26,7 +26,7 @@ class CatchUps {
   // the versions from which no delta will be made. A snapshot serves every worker, a delta the workers at its base.
   std::optional<PublicationKey> next(std::optional<Version> newest, const PublicationStore& store,
                                      std::vector<Version>& given_up);
-  void check() const { ECHO_CHECK(wanted_.size() <= kWantedMax + 1); }
+  void check() const { ECHO_CHECK(wanted_.size() <= kWantedMax + 1); }  // the snapshot always has room
 
  private:
   enum class Phase : std::uint8_t { kIdle, kRequested, kBeingMade };  // of the one request to the application

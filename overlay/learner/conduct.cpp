@@ -130,6 +130,7 @@ Conduct::Ruling Conduct::on_bad_chunk(WorkerId child, WorkerId parent, std::uint
     return Ruling::kChildAtFault;
   }
   constexpr double kRounding = 1e-9;  // because the weights are sums of fractions
+  // Children that installed what the parent sent testify for it, so that a few liars cannot remove a good parent.
   const double weight_needed = std::max(kQuarantineWeight, static_cast<double>(satisfied_children(parent, now_ms)));
   if (is_quarantined(child, now_ms) || weight_against(parent, now_ms) < weight_needed - kRounding)
     return Ruling::kSeparate;
@@ -173,6 +174,7 @@ Conduct::Ruling Conduct::on_edge_failed(WorkerId child, WorkerId parent, TimePoi
   failures.last_event_ms = now_ms;
   ++record_of(parent, now_ms).attempts;
   if (failures.count >= kFailuresInARow) return Ruling::kNothing;  // they are already separated, as far as possible
+  // Limits how many edges one reporter can rule out.
   if (failures.count + weight >= kFailuresInARow && !reporter.separations.take(now)) return Ruling::kNothing;
   failures.count += weight;
   if (failures.count < kFailuresInARow) return Ruling::kNothing;

@@ -96,7 +96,7 @@ class Conduct {
   using IsConnected = std::function<bool(WorkerId)>;
   Ruling on_bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const IsConnected& is_connected = nullptr);
   // An edge failed though both ends live. The worker at fault, if any, has lost a role. The failure counts as `weight`
-  // failures in a row.
+  // failures in a row. `now` is the clock of the rate limit, `now_ms` the wall clock of the stored times.
   Ruling on_edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weight = 1);
   // A child has installed what came over its edge from this parent. Returns whether the parent has a better role now.
   bool on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms);

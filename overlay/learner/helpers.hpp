@@ -31,7 +31,9 @@ class Helpers {
   // The learner is the last resort: after it, every helper may be tried again.
   void begin(WorkerId worker, WorkerId helper);
   void end(WorkerId worker);
+  // `helper` must not be chosen for `worker` until the worker has installed a version, or the learner has helped it.
   void exclude(WorkerId worker, WorkerId helper) { workers_[worker].tried.insert(helper); }
+  // The worker has installed a version: its help ends, and every helper may be tried again.
   void on_installed(WorkerId worker);
   // Reserves the learner's own help budget (HelpBudget::begin()), once per worker and target version, so that repeated
   // calls for help do not delay other workers. Returns false if no budget is left now.

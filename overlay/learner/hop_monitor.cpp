@@ -83,8 +83,8 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
   for (auto& [hop, watch] : watched_) {
     if (watch.observed_at - watch.window_begin < kGapTimeMin) continue;
     auto finding = find_slow(hop, watch, median, kGapTimeMin);
-    if (!finding) {  // fast enough over this window: go on with the next one
-      watch.window_begin = *watch.next_window_begin;
+    if (!finding) {                                   // fast enough over this window: go on with the next one
+      watch.window_begin = *watch.next_window_begin;  // set in the middle of this window
       watch.held_at_begin = watch.held_at_next_begin;
       watch.next_window_begin.reset();
       continue;

@@ -21,8 +21,8 @@ constexpr std::uint64_t kIssueReservedMs = 3'600'000;  // issue times are reserv
 
 Identities::Identities(LearnerState& state, std::shared_ptr<const trust::Authority> authority)
     : state_(state), authority_(std::move(authority)) {
-  for (const auto& [id, known] : state_.known) ids_[known.key] = id;
-  ids_.erase(trust::PublicKey{});  // stands for an unknown key
+  for (const auto& [id, known] : state_.known) id_by_key_[known.key] = id;
+  id_by_key_.erase(trust::PublicKey{});  // all zeros stands for an unknown key
 }
 
 void Identities::start(std::uint64_t now_unix_ms) {
@@ -35,7 +35,7 @@ Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double 
   if (!token) return token.error().message();
   if (!trust::verify(request.key, "enrol 2", std::as_bytes(std::span(request.token)), request.proof))
     return "it does not hold the key it shows";
-  if (ids_.contains(request.key))
+  if (id_by_key_.contains(request.key))
     return certify(conn, request.key, now_unix_s);  // this machine has enrolled before, so no further token is used up
   std::erase_if(state_.used_tokens, [&](const auto& nonce_and_expiry) {
     return static_cast<double>(nonce_and_expiry.second) < now_unix_s - kTokenMarginSeconds;
@@ -45,21 +45,21 @@ Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double 
     return fmt::format("the join token for '{}' was used before: issue another one", token->instance);
   const WorkerId id{state_.next_worker++};
   state_.known[id] = {.name = request.instance, .key = request.key, .until_unix_s = 0, .host = token->host};
-  ids_[request.key] = id;
+  id_by_key_[request.key] = id;
   return certify(conn, request.key, now_unix_s);
 }
 
 Identities::Refusal Identities::reissue(ConnId conn, const Return& request, double now_unix_s) {
   if (!trust::verify(request.key, "return 4", authority_->fingerprint(), request.proof))
     return "it does not hold the key it shows";
-  if (!ids_.contains(request.key))
+  if (!id_by_key_.contains(request.key))
     return "it has not enrolled in this run, or has been away for too long: a join token is needed";
   return certify(conn, request.key, now_unix_s);
 }
 
 // Queues the answer to a known machine. A recent answer is sent again, because it may have been lost on its way.
 Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key, double now_unix_s) {
-  const WorkerId id = ids_.at(key);
+  const WorkerId id = id_by_key_.at(key);
   if (state_.revoked.contains(id)) return "the certificate of this worker was revoked";
   const double half_lifetime_s = seconds(trust::kWorkerLifetimeMax) / 2;
   auto recent = recent_answers_.find(key);
@@ -100,9 +100,10 @@ void Identities::remember(const trust::PeerIdentity& identity, const std::string
   if (added) known.name = name;
   known.until_unix_s = std::max(known.until_unix_s, static_cast<std::uint64_t>(std::max(0.0, identity.expires_unix_s)));
   if (known.key == identity.key || identity.key == trust::PublicKey{}) return;
-  if (const auto old = ids_.find(known.key); old != ids_.end() && old->second == identity.worker) ids_.erase(old);
+  if (const auto old = id_by_key_.find(known.key); old != id_by_key_.end() && old->second == identity.worker)
+    id_by_key_.erase(old);
   known.key = identity.key;
-  ids_[identity.key] = identity.worker;
+  id_by_key_[identity.key] = identity.worker;
 }
 
 Endpoint Identities::endpoint_of(WorkerId id, const Endpoint& stated, const std::string& source_host) const {
@@ -141,8 +142,8 @@ WorkerSet Identities::revoked_workers(const std::function<std::vector<WorkerId>(
 void Identities::forget(WorkerId id) {
   const auto known = state_.known.find(id);
   if (known == state_.known.end()) return;
-  if (const auto by_key = ids_.find(known->second.key); by_key != ids_.end() && by_key->second == id)
-    ids_.erase(by_key);
+  if (const auto by_key = id_by_key_.find(known->second.key); by_key != id_by_key_.end() && by_key->second == id)
+    id_by_key_.erase(by_key);
   state_.known.erase(known);
 }
 
@@ -156,7 +157,8 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
     state_.revoked.erase(id);
     forget(id);
   }
-  // The absent machines, those whose certificates ended first come first. More than kKnownMax are not kept.
+  // Forgets absent machines whose time to return is over, and the surplus above kKnownMax. Those whose certificates
+  // ended first come first.
   std::vector<std::pair<std::uint64_t, WorkerId>> absent;
   for (const auto& [id, known] : state_.known)
     if (!present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);
@@ -165,7 +167,7 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
   for (const auto& [until, id] : absent) {
     const bool may_not_return = static_cast<double>(until) + kReturnSecondsMax < now_unix_s;
     if (!may_not_return && surplus_count == 0) break;
-    surplus_count -= surplus_count > 0;
+    if (surplus_count > 0) --surplus_count;
     forget(id);
   }
 }
@@ -173,6 +175,7 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
 // Issue times are reserved on disk long before they are used, so a restart never repeats one.
 bool Identities::advance_issue_time(std::uint64_t now_unix_ms) {
   last_issue_time_ms_ = std::max(last_issue_time_ms_ + 1, now_unix_ms + issue_lead_ms_);
+  // Reserves more when half is used, so that the write to disk has time.
   if (last_issue_time_ms_ + kIssueReservedMs / 2 < state_.issue_reserved) return false;
   state_.issue_reserved = last_issue_time_ms_ + kIssueReservedMs;
   return true;
@@ -181,7 +184,7 @@ bool Identities::advance_issue_time(std::uint64_t now_unix_ms) {
 void Identities::check() const {
   ECHO_CHECK(last_issue_time_ms_ < state_.issue_reserved || last_issue_time_ms_ == 0,
              "issue time {} is beyond the reserved {}", last_issue_time_ms_, state_.issue_reserved);
-  ECHO_CHECK(ids_.size() <= state_.known.size() && recent_answers_.size() <= kRecentAnswersMax);
+  ECHO_CHECK(id_by_key_.size() <= state_.known.size() && recent_answers_.size() <= kRecentAnswersMax);
 }
 
 }  // namespace echoline::overlay

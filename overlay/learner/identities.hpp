@@ -65,7 +65,7 @@ class Identities {
     Enrolled answer;
     double certificate_until_unix_s = 0;
   };
-  std::map<trust::PublicKey, WorkerId> ids_;  // of state_.known
+  std::map<trust::PublicKey, WorkerId> id_by_key_;  // of state_.known
   std::map<trust::PublicKey, RecentAnswer> recent_answers_;
   std::vector<PendingAnswer> pending_answers_;
   TimePoint forget_at_{};

@@ -304,6 +304,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   Worker& worker = workers_.join(id, conn, config_, now);
   worker.view.info = info;
   worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
+  worker.expected = config_.links_of ? config_.links_of(info) : LinkLimits{};
   ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.links.size());
   worker.view.installed.reset();
   reach_.add(id);

@@ -43,6 +43,8 @@ struct LearnerConfig : LearnerRules {
   bool durable = false;  // the driver has a disk and performs act::SaveState
   // The region of a worker, without side effects; empty: all are in the learner's region.
   std::function<std::uint32_t(const MemberInfo&)> region_of;
+  // The links that a worker has by its offer, without side effects, for a worker that states none; empty: not known.
+  std::function<LinkLimits(const MemberInfo&)> links_of;
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};                              // size of the policy; zero: not known
   std::size_t message_bytes_max = kMessageBytesMax;  // longer messages of workers are dropped

@@ -20,7 +20,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   const MemberInfo& info = worker.view.info;
   chains::PeerStats stats;
   stats.forwarding_rate = worker.view.forwarding_rate.value_or(BitRate{0});
-  stats.cap = info.up.value_or(BitRate{0});
+  stats.cap = worker.up().value_or(BitRate{0});
   const Conduct::Record* record = conduct_.find(info.id);
   stats.attempts = record ? record->attempts : 0;
   stats.successes = record ? record->successes : 0;
@@ -28,9 +28,9 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   stats.age = std::max(Duration{}, now - worker.presence.last_frame_at() - 2 * config_.heartbeat);
   chains::ChainWorker planned;
   planned.id = info.id;
-  planned.down = info.down.value_or(kUnlimited);
+  planned.down = worker.down().value_or(kUnlimited);
   // A worker of unknown uplink sends at most one copy. Only trees let a worker send more.
-  planned.up = info.up.value_or(plan_.is_trees() ? std::min(learner_up(), planned.down) : kUnlimited);
+  planned.up = worker.up().value_or(plan_.is_trees() ? std::min(learner_up(), planned.down) : kUnlimited);
   const bool is_slow = slow_hops_.is_slow(info.id, now);
   if (is_slow) planned.up = std::min(planned.up, slow_hops_.uplink_of(info.id).value_or(planned.up));
   planned.score = chains::peer_score(stats);
@@ -114,12 +114,12 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
   const Duration median_delay = delays.empty() ? Duration{} : *middle;
   std::vector<chains::WorkerLink> links;
   for (chains::ChainWorker& planned : fleet.workers) {
-    const WorkerView& view = workers_.at(planned.id).view;
-    if (!view.info.up) planned.up = std::min({planned.up, fleet.learner_up, planned.down});
+    const Worker& worker = workers_.at(planned.id);
+    if (!worker.up()) planned.up = std::min({planned.up, fleet.learner_up, planned.down});
     links.push_back({.id = planned.id,
                      .up = planned.up,
                      .down = planned.down,
-                     .delay = view.delay.value_or(median_delay),
+                     .delay = worker.view.delay.value_or(median_delay),
                      .region = planned.region});
   }
   auto change = plan_.choose(fleet, links,
@@ -307,14 +307,14 @@ void LearnerCore::measure_hops(TimePoint now) {
 // The rate to expect over one edge of a parent that sends `copies` in all; absent if the parent's uplink is not known.
 std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Worker& child, double copies) const {
   const Worker* sender = workers_.find(parent.worker);
-  const auto up = parent.worker == kLearnerId ? up_pacer_.rate() : sender ? sender->view.info.up : std::nullopt;
+  const auto up = parent.worker == kLearnerId ? up_pacer_.rate() : sender ? sender->up() : std::nullopt;
   if (!up) return std::nullopt;
   // The fraction of all chunks that crosses this edge; at most this fraction of what the learner sends.
   const double stripe_share = static_cast<double>(std::popcount(parent.stripe_mask)) / topology().stripes();
   BitRate rate = std::min(BitRate{up->bits_per_s * stripe_share / std::max(stripe_share, copies)},
                           BitRate{learner_up().bits_per_s * stripe_share});
   // A child that is far behind receives from all its parents at once.
-  if (const auto down = child.view.info.down) rate = std::min(rate, BitRate{down->bits_per_s * stripe_share});
+  if (const auto down = child.down()) rate = std::min(rate, BitRate{down->bits_per_s * stripe_share});
   return rate;
 }
 
@@ -325,7 +325,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   if (sender)
     if (const auto report = sender->reported.edges.find(finding.hop.to); report != sender->reported.edges.end())
       reported_limit = report->second.limit;
-  const auto fault = slow_hops_.find_cause(finding, reported_limit, sender ? sender->view.info.up : std::nullopt, now);
+  const auto fault = slow_hops_.find_cause(finding, reported_limit, sender ? sender->up() : std::nullopt, now);
   if (!fault) return;
   log::warn("{}", fault->hop.text);
   actions_.push_back(act::FoundSlowHop{fault->hop});

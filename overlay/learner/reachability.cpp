@@ -89,6 +89,7 @@ Reachability::Turn Reachability::pass_dial_turn(WorkerId parent, WorkerId child,
                                                 TimePoint now) {
   const auto [turn, first_failure] = is_parents_turn_.try_emplace({parent, child}, false);
   const bool parent_dialled = turn->second;
+  // After its first failure, an edge is dialled from the other end at once; later, an endpoint only once in kDialPause.
   turn->second = !parent_dialled && is_reachable(child) && (first_failure || claim_dial(child_endpoint, now));
   return {.parent_dials = turn->second, .changed = turn->second != parent_dialled, .first_failure = first_failure};
 }

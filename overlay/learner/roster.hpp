@@ -11,7 +11,8 @@ namespace echoline::overlay {
 
 // The parents from which a worker is assigned to receive, and those that may still send to it.
 struct Place {
-  // A worker may accuse a former parent or helper of bad chunks for this long after it was replaced.
+  // A worker may accuse a former parent or helper of bad chunks for this long after it was replaced: the last chunks or
+  // the report may be late.
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);
 
   std::optional<Assign> assigned;
@@ -41,6 +42,7 @@ struct Worker {
   WorkerView view;
   trust::PublicKey key;      // of its certificate; certificates for other keys are refused
   std::uint32_t region = 0;  // of LearnerConfig::regions
+  LinkLimits expected;       // links of a worker that states none, by LearnerConfig::links_of
   ConnId control;            // its connection to the learner
   MessageQueue messages;
   MessageAssembler incoming;
@@ -49,6 +51,13 @@ struct Worker {
   HeartbeatReport reported;
   bool draining = false;      // it hands its children over, and then leaves
   bool is_straggler = false;  // it delayed a broadcast, and has installed nothing since
+
+  std::optional<BitRate> down() const { return view.info.down ? view.info.down : expected.down; }
+  // An expected uplink counts until the worker has forwarded faster.
+  std::optional<BitRate> up() const {
+    if (view.info.up || !expected.up) return view.info.up;
+    return std::max(*expected.up, view.forwarding_rate.value_or(BitRate{0}));
+  }
 };
 
 class Roster {

@@ -12,6 +12,7 @@ std::vector<HopMonitor::Finding> SlowHops::find(TimePoint now) {
   std::map<WorkerId, std::size_t> slow_parents;
   for (const HopMonitor::Finding& finding : found)
     if (++slow_parents[finding.hop.to] == 2) suspected_until_[finding.hop.to] = now + kSuspicionTime;
+  // Keeps only the worst of the hops that share a worker, because it may slow the others down. The worst come first.
   std::set<WorkerId> workers_of_kept_hops;
   std::erase_if(found, [&](const HopMonitor::Finding& finding) {
     if (workers_of_kept_hops.contains(finding.hop.from) || workers_of_kept_hops.contains(finding.hop.to)) return true;

@@ -29,9 +29,9 @@ void TopologyPlan::plan_soon(std::size_t workers, TimePoint now) {
 // possible: chains get the newcomers added, and trees are mended. Best chains and stripes are always planned as a
 // whole, because their best form depends on all workers. Planning whole trees moves nearly every worker. So it happens
 // only if mended trees are slow, and after longer and longer pauses while trouble goes on.
-chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoint now) {
+chains::Topology TopologyPlan::next(const Fleet& fleet, bool is_in_use, TimePoint now) {
   plan_at_ = kNever;
-  if (!under_way || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
+  if (!is_in_use || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
   if (!is_trees()) {
     chains::Topology next = topology_;
     for (const chains::ChainWorker& worker : fleet.workers)
@@ -73,19 +73,19 @@ chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoin
 chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now) {
   if (is_trees()) return accept_repaired(repair(id, fleet), now);
   if (topology_.policy == kStripes)
-    return next(fleet, /*under_way=*/true, now);  // the caller has changed what this worker may forward
+    return next(fleet, /*is_in_use=*/true, now);  // the caller has changed what this worker may forward
   const auto worker = std::find_if(fleet.workers.begin(), fleet.workers.end(),
                                    [&](const auto& candidate) { return candidate.id == id; });
   ECHO_CHECK(worker != fleet.workers.end(), "worker {} has a place and is not heard", id);
   return chains::add_worker(chains::remove_worker(topology_, id), *worker);
 }
 
-bool TopologyPlan::take_comparison(std::size_t workers, bool broadcasting, TimePoint now) {
+bool TopologyPlan::take_comparison(std::size_t workers, bool is_broadcasting, TimePoint now) {
   if (!rules_.chooses_policy) return false;
   const Duration pause =
       std::max<Duration>(kChooseBeats * rules_.heartbeat, kChoosePerWorker * static_cast<std::int64_t>(workers));
   if (choose_at_ == kNever) choose_at_ = now + pause;
-  if (now < choose_at_ || (broadcasting && now < choose_at_ + pause)) return false;  // waits at most another `pause`
+  if (now < choose_at_ || (is_broadcasting && now < choose_at_ + pause)) return false;  // waits at most another `pause`
   choose_at_ = now + pause;
   return true;
 }

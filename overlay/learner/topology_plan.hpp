@@ -15,7 +15,8 @@ namespace echoline::overlay {
 
 class TopologyPlan {
  public:
-  // Joins that come together are planned once, because planning many workers takes longer and moves more of them.
+  // A change, such as a join, is planned after kDelay plus kDelayPerWorker for each worker. So changes that come
+  // together are planned once: planning many workers takes longer and moves more of them.
   static constexpr Duration kDelay = std::chrono::milliseconds(20);
   static constexpr Duration kDelayPerWorker = std::chrono::microseconds(100);
   // Heartbeats between two plans of whole trees. Doubled at every plan until the fleet is quiet, because each plan
@@ -50,17 +51,17 @@ class TopologyPlan {
   // A hop was slow, so the stripes it carries lag behind the others. Mending the trees would not change that, so the
   // next plan is of whole trees.
   void on_slow_hop() { stripes_lag_ = true; }
-  // Returns the topology to set, now that a plan is due. `under_way`: versions have been published over the present
+  // Returns the topology to set, now that a plan is due. `is_in_use`: versions have been published over the present
   // one.
-  chains::Topology next(const Fleet& fleet, bool under_way, TimePoint now);
+  chains::Topology next(const Fleet& fleet, bool is_in_use, TimePoint now);
   // The topology without a worker that is gone: its children get other parents.
   chains::Topology without(WorkerId id, const Fleet& fleet, TimePoint now);
   // The topology with the worker behind all others, where it delays the fewest workers.
   chains::Topology with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now);
 
-  // Returns, once in each interval, whether to compare topologies now: between broadcasts if possible, so that no
-  // worker is moved during one.
-  bool take_comparison(std::size_t workers, bool broadcasting, TimePoint now);
+  // True once in each interval: the caller must compare the kinds of topologies now. If a broadcast runs then, true
+  // only after it, because a change moves workers, but at most one interval later.
+  bool take_comparison(std::size_t workers, bool is_broadcasting, TimePoint now);
   // Returns another kind of topology, if the model has expected it to be faster kFasterInARow times. `links`: of the
   // same workers. `goal`: the bytes and the quorum of a broadcast.
   std::optional<Change> choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,

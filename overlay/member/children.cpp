@@ -83,11 +83,12 @@ void Children::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
 bool Children::on_connected(ConnId conn, TimePoint now) {
   const auto child = dialled_.find(conn);
   if (child == dialled_.end()) return false;
-  trust::PeerIdentity identity;
+  trust::PeerIdentity identity;  // proven, because a dial succeeds only if the expected worker answers
   identity.kind = trust::PeerIdentity::Kind::kWorker;
   identity.worker = child->second.worker;
   add_pending_peer(conn, {.host = child->second.endpoint.host, .identity = identity}, now);
-  transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);  // small enough for a peer that is not admitted
+  // Introduces this node as the parent. The message is small enough for a peer that has not admitted this node.
+  transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);
   return true;
 }
 
@@ -119,7 +120,7 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
       return refuse(conn, worker, "it says too much");
     if (const Status granted = grants_.accept(worker, *hello, identity_.learner_unix_ms(now)); !granted)
       return refuse(conn, worker, granted.error().message());
-    transport_.admit(conn);  // the list of its chunks may be long
+    transport_.admit(conn);  // for the list of its chunks, which may be longer than a first message
     if (hello->have_follows) return pending_peers_.await_have(conn, std::move(*hello), now + Core::kHandshakeTimeout);
     return open_edge(conn, worker, std::move(*hello), now);
   }

@@ -16,7 +16,7 @@ class Children {
   Children(const MemberConfig& config, const Identity& identity, const LearnerLink& learner, Parents& parents,
            PublicationStore& store, Transport& transport, Uplink& uplink);
 
-  // Messages of the learner.
+  // Each handles a message of the learner.
   void dial(const DialChild& child);  // the child cannot reach this worker, so this worker dials the child
   // The child has other parents now: ends its grant and closes its edge.
   void release(const Release& release, TimePoint now);

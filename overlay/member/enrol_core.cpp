@@ -53,6 +53,7 @@ void EnrolCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (!enrolled) return end(fail(Code::kCorrupt, kOperation, "the learner answers with something else"));
   const auto authority = trust::read_authority(enrolled->authority);
   if (!authority) return end(authority.error());
+  // A returning machine knows the run's authority; any other one knows its fingerprint from the token.
   const auto token = is_returning_ ? Result<trust::JoinToken>(Error{}) : trust::read_token(config_.token);
   if (is_returning_ ? enrolled->authority != config_.authority
                     : !token || trust::fingerprint(authority->key) != token->authority)

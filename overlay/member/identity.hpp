@@ -7,6 +7,7 @@
 namespace echoline::overlay {
 
 // The request for another certificate, for a machine whose certificate has expired: it proves possession of the key.
+// "return 4" names the purpose of the signature, so that it is not valid for another message.
 inline Return certificate_request(const trust::SigningKey& key, const trust::PublicKey& run_key) {
   return {key.public_key(), key.sign("return 4", trust::fingerprint(run_key))};
 }

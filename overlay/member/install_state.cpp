@@ -72,7 +72,7 @@ InstallState::Stage InstallState::stage(PublicationStore& store, const std::opti
     for (const auto& [key, stored] : std::as_const(store).entries()) {
       if (!stored.complete || (reached && key.version <= reached->version)) continue;
       if (!reached && repair_version_min_ && key.version < *repair_version_min_) continue;
-      if (key.full() || (reached && key.base == reached->version)) next = &stored;
+      if (key.full() || (reached && key.base == reached->version)) next = &stored;  // the newest: versions ascend
     }
     if (!next) break;
     const PublicationKey key = next->key();

@@ -80,7 +80,9 @@ class InstallState {
   const std::optional<Staged>& staged() const { return staged_; }
   int install_failures() const { return failures_in_a_row_; }
   bool has_reached(Version version) const { return position_ && position_->version >= version; }
-  std::optional<Version> version() const { return position_ ? std::optional(position_->version) : std::nullopt; }
+  std::optional<Version> position_version() const {
+    return position_ ? std::optional(position_->version) : std::nullopt;
+  }
   bool is_behind() const { return newest_published_ && !has_reached(*newest_published_); }
   void check() const;
 

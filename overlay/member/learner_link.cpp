@@ -67,7 +67,7 @@ void LearnerLink::report_trouble(const std::string& what, TimePoint now) {
   const auto reported = trouble_reported_at_.find(what);
   if (reported != trouble_reported_at_.end() && now < reported->second + kTroublePause) return;
   if (reported == trouble_reported_at_.end() && trouble_reported_at_.size() >= kTroublesMax)
-    trouble_reported_at_.clear();
+    trouble_reported_at_.clear();  // bounds the memory; old troubles may then be reported again early
   trouble_reported_at_[what] = now;
   log::error("worker {}: {}", config_.state.worker, what);
   send(Trouble{what}, now);

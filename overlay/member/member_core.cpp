@@ -21,9 +21,9 @@ MemberCore::MemberCore(MemberConfig config)
       identity_(config_, file_, actions_),
       learner_(config_, identity_, transport_, uplink_, actions_),
       store_(config_.store, *config_.checker, actions_),
-      parents_(config_, install_state_, store_, stall_, learner_, transport_),
+      parents_(config_, install_state_, store_, stall_watch_, learner_, transport_),
       children_(config_, identity_, learner_, parents_, store_, transport_, uplink_),
-      parts_(config_.parts_unread_max) {}
+      parts_feed_(config_.parts_unread_max) {}
 
 void MemberCore::start(TimePoint now) {
   store_.set_recovering(false);
@@ -51,7 +51,7 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
     learner_.send(Goodbye{reason}, now);
     return end(reason);
   }
-  stall_.on_position_void(now);
+  stall_watch_.on_position_void(now);
   deliver(now);  // a full snapshot may already be here
   if (!install_state_.position()) parents_.request_help(*install_state_.repair_version_min(), now);
 }
@@ -94,7 +94,7 @@ WorkerStats MemberCore::stats() const {
 void MemberCore::check() const {
   learner_.check();
   file_.check();
-  stall_.check();
+  stall_watch_.check();
   install_state_.check();
   parents_.check();
   children_.check();
@@ -120,8 +120,8 @@ void MemberCore::on_learner_message(const ControlMessage& message, TimePoint now
 }
 
 void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
-  stall_.set_heartbeat(welcome.heartbeat);
-  stall_.on_help();
+  stall_watch_.set_heartbeat(welcome.heartbeat);
+  stall_watch_.on_help();
   store_.set_policy_size(welcome.policy);
   if (const Status fits = store_.check_fits(welcome.policy); !fits)
     learner_.report_trouble(fits.error().message(), now);
@@ -148,9 +148,9 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   if (store_.erase_abandoned(beacon->newest, beacon->sequence)) children_.on_store_changed(now);
   install_state_.on_published(std::max(beacon->newest, store_.newest()));  // an absent version is the lowest
   if (install_state_.is_behind())
-    stall_.begin_wait(now);
+    stall_watch_.begin_wait(now);
   else
-    stall_.on_newest_arrived();
+    stall_watch_.on_newest_arrived();
   if (beacon->revoked.contains(self())) return end("the learner has revoked this worker's certificate");
   children_.revoke(beacon->revoked);
   parents_.revoke(beacon->revoked);
@@ -227,7 +227,7 @@ void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
 void MemberCore::postpone_after_pause(TimePoint now) {
   const auto pause = learner_.take_pause(now);
   if (!pause) return;
-  stall_.postpone(*pause);
+  stall_watch_.postpone(*pause);
   parents_.postpone(*pause, now);
   children_.postpone(*pause);
 }
@@ -240,7 +240,7 @@ void MemberCore::on_timer(TimePoint now) {
   file_.retry_if_due(now);
   if (learner_.membership().is_joined()) {
     learner_.check_pulse(now);
-    if (install_state_.newest() && stall_.take_stall(now) && install_state_.is_behind()) on_stall(now);
+    if (install_state_.newest() && stall_watch_.take_stall(now) && install_state_.is_behind()) on_stall(now);
   }
   if (learner_.take_beat(now)) send_heartbeat(now);
   parents_.on_timer(children_.non_parent_connections(), now);
@@ -253,14 +253,14 @@ void MemberCore::on_timer(TimePoint now) {
 void MemberCore::on_stall(TimePoint now) {
   parents_.on_stall(now);
   if (store_.erase_contested()) children_.on_store_changed(now);
-  parents_.request_help(*install_state_.newest(), now, !stall_.has_lost_chunks());
+  parents_.request_help(*install_state_.newest(), now, /*stalled=*/!stall_watch_.has_lost_chunks());
 }
 
 TimePoint MemberCore::next_deadline() const {
   if (has_ended()) return kNever;
   return std::min({uplink_.next_deadline(), reading_deadline(), learner_.next_deadline(), file_.next_deadline(),
                    parents_.next_deadline(), children_.next_deadline(),
-                   learner_.membership().is_joined() && install_state_.newest() ? stall_.deadline() : kNever});
+                   learner_.membership().is_joined() && install_state_.newest() ? stall_watch_.deadline() : kNever});
 }
 
 }  // namespace echoline::overlay

@@ -22,7 +22,7 @@ class MemberCore final : public Core {
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
   // The application has read this many bytes of act::DeliverPart, so as many may be delivered next (back-pressure).
-  void on_parts_consumed(std::uint64_t bytes) { parts_.on_consumed(bytes, install_state_, store_, actions_); }
+  void on_parts_consumed(std::uint64_t bytes) { parts_feed_.on_consumed(bytes, install_state_, store_, actions_); }
   // At most kMessageBytesMax (checked); dropped while the learner is away.
   void send_message(Slice bytes, TimePoint now) { learner_.send_application(std::move(bytes), now); }
   // Opaque bytes of the application, sent with every heartbeat from now on.
@@ -88,10 +88,10 @@ class MemberCore final : public Core {
   Identity identity_;
   LearnerLink learner_;
   PublicationStore store_;
-  StallWatch stall_;
+  StallWatch stall_watch_;
   Parents parents_;
   Children children_;
-  PartsFeed parts_;
+  PartsFeed parts_feed_;
   std::optional<Signed> beacon_;  // the learner's newest signed heartbeat, forwarded to children
   std::string heartbeat_payload_;
   Counters counters_;

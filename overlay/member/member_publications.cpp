@@ -51,7 +51,7 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   log::warn("worker {}: the learner has begun epoch {}: what it published before is void", self(), epoch);
   install_state_.begin_epoch(epoch);
   while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
-  stall_.begin_epoch();
+  stall_watch_.begin_epoch();
   parents_.end_help(now);
   parents_.send_have(now);
   children_.on_store_changed(now);
@@ -72,7 +72,7 @@ void MemberCore::on_announcement(Upstream* upstream, const SignedAnnouncement& a
   const Version keep_from = install_state_.oldest_needed(install_state_.next_version());
   if (const Status begun = store_.begin(*announcement, as_signed, keep_from); !begun)
     return log::debug("worker {}: {}", self(), begun.error().message());
-  if (install_state_.on_announced(key.version)) stall_.begin_wait(now);
+  if (install_state_.on_announced(key.version)) stall_watch_.begin_wait(now);
   children_.on_store_changed(now);
 }
 
@@ -103,15 +103,17 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
   const bool can_be_installed = needed.has_value();
   // To make room for this chunk, the store may drop publications of older versions than these need.
   Version first_needed = needed.value_or(install_state_.next_version());
-  if (stored && stored->key().full()) first_needed = stored->key().version;
-  const Version keep_from = install_state_.oldest_needed(first_needed);  // staged publications are still needed
-  const auto put = store_.put(frame, keep_from, can_be_installed && !install_state_.staged());
+  if (stored && stored->key().full()) first_needed = stored->key().version;  // a snapshot needs no older publication
+  const Version keep_from = install_state_.oldest_needed(first_needed);      // staged publications are still needed
+  const auto put = store_.put(frame, keep_from, /*installable_now=*/can_be_installed && !install_state_.staged());
   if (!put) {
     switch (put.error().code) {
       case Code::kCorrupt:
         on_forgery(upstream, frame.chunk.publication, frame.chunk.index, put.error().message(), now);
+        // The whole publication differed from its manifest, so the store has dropped it.
         if (!store_.find(frame.chunk.publication)) return children_.on_store_changed(now);
-        if (parents_.find(conn)) transport_.send(conn, ChunkRequest{frame.chunk.publication, frame.chunk.index}, now);
+        if (parents_.find(conn))  // on_forgery() may have given the edge up
+          transport_.send(conn, ChunkRequest{frame.chunk.publication, frame.chunk.index}, now);
         return;
       case Code::kExhausted:
         if (!upstream) {  // from disk: it was stored when the limit was higher
@@ -119,11 +121,11 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
           return;
         }
         if (can_be_installed) {
-          stall_.on_store_refused();
+          stall_watch_.on_store_refused();
           learner_.report_trouble(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
-        stall_.begin_wait(now);
+        stall_watch_.begin_wait(now);
         return children_.on_store_changed(now);
       default:
         ++counters_.chunks_duplicate;  // its publication was dropped, or a full snapshot has made it superfluous
@@ -137,10 +139,10 @@ void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, T
   }
   // Only chunks of a publication that can be completed are progress. Parents count lost chunks as sent, so they
   // complete none.
-  const bool can_be_completed = !stall_.has_lost_chunks() || (upstream && upstream->is_helper());
-  if (can_be_installed) stall_.record_progress(stored->key(), stored->have.count(), can_be_completed, now);
+  const bool can_be_completed = !stall_watch_.has_lost_chunks() || (upstream && upstream->is_helper());
+  if (can_be_installed) stall_watch_.record_progress(stored->key(), stored->have.count(), can_be_completed, now);
   children_.on_chunk_arrived(now);
-  parts_.deliver(stored->id, install_state_, store_, actions_);
+  parts_feed_.deliver(stored->id, install_state_, store_, actions_);
   if (*put == PublicationStore::Put::kCompleted) {
     children_.on_store_changed(now);
     deliver(now);
@@ -196,16 +198,16 @@ void MemberCore::activate_staged(TimePoint now) {
         return staged_delivery.spooled && !store_.find(*staged_delivery.spooled);
       })) {
     install_state_.unstage();  // a publication was dropped from the disk while the floor was being saved
-    stall_.on_chunks_lost();
-    stall_.on_position_void(now);
+    stall_watch_.on_chunks_lost();
+    stall_watch_.on_position_void(now);
     deliver(now);  // publications that came meanwhile and do not need the lost one
     if (!install_state_.staged()) parents_.request_help(*install_state_.newest(), now);
     return;
   }
   file_.state().floor = staged.last;
   for (act::Deliver& delivery : install_state_.take_staged(now)) actions_.push_back(std::move(delivery));
-  stall_.on_activated(!install_state_.is_behind(), now);
-  store_.erase_partial_up_to(*install_state_.version());
+  stall_watch_.on_activated(!install_state_.is_behind(), now);
+  store_.erase_partial_up_to(*install_state_.position_version());
   children_.on_store_changed(now);
   parents_.end_help_if_done(now);
   deliver(now);  // publications that came meanwhile
@@ -226,12 +228,12 @@ void MemberCore::on_chunk_read(const PublicationId& id, std::uint32_t chunk, Res
   if (!store_.on_chunk_read(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk returned other bytes than were written, or none; the publication is dropped",
                self());
-    stall_.on_chunks_lost();
+    stall_watch_.on_chunks_lost();
     parents_.send_have(now);
     children_.on_store_changed(now);
   }
   children_.on_chunk_arrived(now);
-  if (parts_.feeds(id)) parts_.deliver(id, install_state_, store_, actions_);
+  if (parts_feed_.feeds(id)) parts_feed_.deliver(id, install_state_, store_, actions_);
   deliver(now);
 }
 

@@ -40,6 +40,7 @@ void Membership::start(TimePoint now, Duration join_timeout) {
   join_deadline_ = now + join_timeout;
 }
 
+// Whether the next connection is made to ask for a certificate.
 bool Membership::next_connection_asks(bool certificate_expired) {
   const NextConnection next = std::exchange(next_connection_, NextConnection::kByExpiry);
   return next == NextConnection::kAsks || (next == NextConnection::kByExpiry && certificate_expired);
@@ -60,6 +61,7 @@ void Membership::on_answered() {
 }
 
 // If the learner closed the connection without an answer to the hello, it may have refused the certificate.
+// on_lost(), which follows, moves the connection to kNone.
 void Membership::on_disconnected() {
   if (connection_ == Connection::kGreeted) next_connection_ = NextConnection::kAsks;
 }
@@ -69,6 +71,7 @@ void Membership::on_certified() {
   answer_deadline_ = kNever;
 }
 
+// The first refusal only makes the worker join again with its present certificate, which may be good.
 bool Membership::on_refused() {
   if (++refusals_ >= kReturnsRefusedMax) return true;
   next_connection_ = NextConnection::kJoins;
@@ -122,8 +125,9 @@ bool Membership::take_redial(TimePoint now) {
 
 bool Membership::may_leave(bool has_children, Duration heartbeat, TimePoint now) const {
   if (!is_draining()) return false;
-  // One heartbeat is the time in which the learner may still assign children.
-  const bool handed_over = !has_children && now >= drain_deadline_ - kDrainMax + heartbeat;
+  const TimePoint drain_began_at = drain_deadline_ - kDrainMax;
+  // For one heartbeat the learner may still assign children, because it has not read the request to drain.
+  const bool handed_over = !has_children && now >= drain_began_at + heartbeat;
   return handed_over || now >= drain_deadline_;
 }
 

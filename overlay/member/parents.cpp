@@ -11,9 +11,9 @@ namespace {
 
 constexpr Duration kRedialFirst = std::chrono::milliseconds(50);  // doubled at every failure
 constexpr Duration kRedialMax = std::chrono::seconds(2);
-constexpr int kEdgeRedialDoublingsMax = 10;
-constexpr int kHelperFailuresMax = 3;    // after so many failures, the worker asks for another helper
-constexpr std::size_t kProgressMax = 4;  // publications reported at a time, newest first
+constexpr int kEdgeRedialDoublingsMax = 10;  // keeps the shift in range; kRedialMax is reached earlier
+constexpr int kHelperFailuresMax = 3;        // after so many failures, the worker asks for another helper
+constexpr std::size_t kProgressMax = 4;      // publications reported at a time, newest first
 
 }  // namespace
 
@@ -43,7 +43,7 @@ void Parents::assign(const Assign& assign, TimePoint now) {
     if (const auto conn = upstream.open_conn(); conn && upstream.terms.grant)
       transport_.send(*conn, *upstream.terms.grant, now);
     if (stripes_changed) send_have(upstream, now);
-    if (upstream.streams().empty() && !parent.dials) {
+    if (upstream.streams().empty() && !parent.dials) {  // a new assignment ends the pause before the next attempt
       upstream.reset_failure_count();
       open(upstream, now);
     }
@@ -57,11 +57,11 @@ void Parents::assign(const Assign& assign, TimePoint now) {
     close(it->second);
     it = parents_.erase(it);
   }
-  if (sources_changed) stall_.restart_for_parents(now);  // a new grant alone brings no chunks
+  if (sources_changed) stall_watch_.restart_for_parents(now);  // a new grant alone brings no chunks
 }
 
 void Parents::on_help(const Help& help, TimePoint now) {
-  stall_.on_help();
+  stall_watch_.on_help();
   if (helper_ || install_state_.has_reached(help.target)) return;
   // If the helper is the only parent, which sends all stripes, its edge is opened again: the parent then is told
   // which chunks are missing here. Not before the first assignment after an absence, because the list of parents
@@ -69,11 +69,11 @@ void Parents::on_help(const Help& help, TimePoint now) {
   const auto parent = parents_.find(help.from.worker);
   const bool is_only_parent = parent != parents_.end() && parents_.size() == 1;
   if (learner_.membership().is_assigned() && is_only_parent && !help.full_only && parent->second.is_open()) {
-    stall_.on_parents_restarted();
+    stall_watch_.on_parents_restarted();
     close(parent->second);
     return open(parent->second, now);
   }
-  stall_.restart_for_helper(now);  // even if chunks came while the learner sought a helper
+  stall_watch_.restart_for_helper(now);  // even if chunks came while the learner sought a helper
   EdgeTerms terms{.parent = help.from, .grant = help.grant, .catch_up_to = help.target, .full_only = help.full_only};
   helper_.emplace(std::move(terms), std::exchange(helper_silences_, 0));
   send_have(now);  // tells the parents not to send what the helper brings
@@ -165,6 +165,7 @@ void Parents::on_forgery(Upstream& upstream, const PublicationId& id, std::uint3
                          TimePoint now) {
   const Parent& parent = upstream.terms.parent;
   log::warn("worker {}: from {}: {}", config_.state.worker, parent.worker, what);
+  // Before its first assignment, the learner does not know these parents, but it has chosen every helper.
   if (learner_.membership().is_assigned() || upstream.is_helper())
     learner_.send(Poisoned{parent.worker, id, index}, now);
   if (upstream.count_corrupt_chunk() < kCorruptChunksMax) return;
@@ -239,10 +240,10 @@ bool Parents::has_room_for_streams(std::size_t other_connections) const {
 
 void Parents::request_help(Version target, TimePoint now, bool stalled) {
   const Duration pause = Core::kHelpPauseHeartbeats * learner_.heartbeat();
-  if (helper_ || !learner_.membership().is_joined() || !stall_.begin_call(pause, now)) return;
+  if (helper_ || !learner_.membership().is_joined() || !stall_watch_.begin_call(pause, now)) return;
   const bool full_only = install_state_.repair_version_min() && !install_state_.position();
   log::info("worker {}: asking for help to reach version {}", config_.state.worker, target);
-  learner_.send(NeedHelp{target, full_only, install_state_.version(), stalled}, now);
+  learner_.send(NeedHelp{target, full_only, install_state_.position_version(), stalled}, now);
 }
 
 void Parents::end_help(TimePoint now) {
@@ -262,7 +263,7 @@ void Parents::on_stall(TimePoint now) {
   const auto has_received_nothing = [](const auto& parent) { return parent.second.has_received_nothing(); };
   const bool is_unanswered =
       helper_ ? helper_->has_received_nothing() : std::any_of(parents_.begin(), parents_.end(), has_received_nothing);
-  if (is_unanswered) stall_.count_unanswered_call();
+  if (is_unanswered) stall_watch_.count_unanswered_call();
   if (!helper_) return;
   helper_silences_ = helper_->silences();
   end_help(now);
@@ -273,7 +274,7 @@ void Parents::on_stall(TimePoint now) {
 // The version to report as this worker's. For parents, it is the one to which the helper brings the worker, so that
 // they do not send the same.
 std::optional<Version> Parents::position_for(const Upstream& upstream) const {
-  const auto position = install_state_.version();
+  const auto position = install_state_.position_version();
   return helper_ && !upstream.is_helper() ? std::max(position, helper_->terms.catch_up_to) : position;
 }
 

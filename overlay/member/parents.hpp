@@ -11,32 +11,34 @@ namespace echoline::overlay {
 
 class Parents {
  public:
-  // The reports of failed edges that this worker sends: half of what the learner accepts (MessageBudget), because many
-  // parents may fail at once.
+  // Limit on the reports of failed edges that this worker sends. A burst, because many parents may fail at once; half
+  // of what the learner accepts (MessageBudget), so that the learner never refuses one.
   static constexpr Allowance kFailureReports{.burst = 128, .per_s = 8};
-  static constexpr int kCorruptChunksMax = 2;  // of one parent; then the edge is given up
+  static constexpr int kCorruptChunksMax = 2;  // the edge to a parent is given up after so many corrupt chunks
 
-  // All references must outlive the parents.
+  // The referenced objects must outlive this one.
   Parents(const MemberConfig& config, const InstallState& install_state, const PublicationStore& store,
-          StallWatch& stall, LearnerLink& learner, Transport& transport)
+          StallWatch& stall_watch, LearnerLink& learner, Transport& transport)
       : config_(config),
         install_state_(install_state),
         store_(store),
-        stall_(stall),
+        stall_watch_(stall_watch),
         learner_(learner),
         transport_(transport) {}
 
-  // Messages of the learner. Parents that stay keep their connections.
+  // Each handles a message of the learner. Parents that stay keep their connections.
   void assign(const Assign& assign, TimePoint now);
   void on_help(const Help& help, TimePoint now);
   void revoke(const WorkerSet& revoked);
+
   void close_all();
 
-  // The parent or helper of this connection.
+  // The parent or helper of this connection; null if there is none.
   Upstream* find(ConnId conn) { return const_cast<Upstream*>(std::as_const(*this).find(conn)); }
   const Upstream* find(ConnId conn) const;
   void on_connected(Upstream& upstream, ConnId conn, TimePoint now);
-  // `worker` has dialled this node. Returns whether the connection is accepted: only of a parent that must dial.
+  // `worker` has dialled this node. Accepts the connection, and returns true, only if the worker is a parent that has
+  // to dial this node.
   bool on_dialled_by(WorkerId worker, ConnId conn, TimePoint now);
   void on_closed(Upstream& upstream, ConnId conn, const std::string& reason, TimePoint now);
   // A message that is not about a publication or a status.
@@ -50,7 +52,8 @@ class Parents {
 
   // Reports to every parent the version and the chunks that are here.
   void send_have(TimePoint now);
-  // The parents cannot bring this worker to `target`: asks the learner for a helper.
+  // The parents cannot bring this worker to `target`: asks the learner for a helper. `stalled`: they do not refuse, but
+  // nothing has come for too long.
   void request_help(Version target, TimePoint now, bool stalled = false);
   void end_help(TimePoint now);
   // Ends the help if the helper has brought this worker to its version.
@@ -68,7 +71,7 @@ class Parents {
   // helpers.
   bool has_room_for_streams(std::size_t other_connections) const;
   std::vector<WorkerId> ids() const;
-  // Numbers of chunks here, by stripe, for the newest few publications.
+  // The number of chunks held here, by stripe, of each of the newest few publications.
   std::vector<Progress> progress() const;
   void check() const;
 
@@ -90,7 +93,7 @@ class Parents {
   const MemberConfig& config_;
   const InstallState& install_state_;
   const PublicationStore& store_;
-  StallWatch& stall_;
+  StallWatch& stall_watch_;
   LearnerLink& learner_;
   Transport& transport_;
   std::map<WorkerId, Upstream> parents_;

@@ -8,7 +8,8 @@ namespace echoline::overlay {
 // At a time, parts of one delta and of one snapshot are delivered: of each kind, the one that began first.
 void PartsFeed::deliver(const PublicationId& id, const InstallState& install_state, PublicationStore& store,
                         std::vector<Action>& actions) {
-  if (unread_bytes_max_ == 0 || install_state.staged()) return;
+  if (unread_bytes_max_ == 0) return;
+  if (install_state.staged()) return;  // a delta on a staged version would reach the application before its base
   const StoredPublication* requested = store.find(id);
   if (!requested || !install_state.is_next(*requested)) return;
   const PublicationKey key = requested->key();

@@ -28,7 +28,7 @@ class StallWatch {
   void begin_wait(TimePoint now) {
     if (!is_waiting()) last_progress_at_ = now;
   }
-  // There is a helper now, which gets the full time. (A helper sends what the parents no longer have.)
+  // There is a helper now, a node that sends what the parents no longer have. It gets the full time.
   void restart_for_helper(TimePoint now) {
     if (is_waiting()) last_progress_at_ = now;
   }
@@ -51,13 +51,14 @@ class StallWatch {
   void on_parents_restarted() { chunks_lost_ = false; }
   bool has_lost_chunks() const { return chunks_lost_; }
 
-  // Returns whether there was no progress for too long, once.
+  // Returns, once, whether there was no progress for too long.
   bool take_stall(TimePoint now);
   // A call for help had no effect: no frame has come from the helper or a parent since it was dialled.
   void count_unanswered_call() { ++unanswered_calls_; }
   // Returns whether the worker may call for help now, and records the call. A call must come at least `pause` after the
   // one before. If it comes too soon, the next stall comes at the end of that pause.
   bool begin_call(Duration pause, TimePoint now);
+  // The learner has answered the last call, so the next one need not wait for the end of the pause.
   void on_help() { called_at_ = kNever; }
   // This process was suspended for `pause`.
   void postpone(Duration pause);

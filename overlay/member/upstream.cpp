@@ -27,7 +27,8 @@ std::uint32_t StreamProbe::observe(std::uint64_t total_bytes, bool busy, TimePoi
   }
   rate_before_ = rate;
   phase_ = Phase::kWarmingUp;
-  return streams_ *= 2;
+  streams_ *= 2;
+  return streams_;
 }
 
 void Upstream::move_to(State next, TimePoint due) {

@@ -90,6 +90,7 @@ class Upstream {
   bool remove_stream(ConnId conn);
   // Forgets the connections, which the caller has closed.
   void close();
+  // The edge has failed: the next attempt is due at `until`.
   void pause(TimePoint until) { move_to(State::kPausing, until); }
   bool attempt_is_due(TimePoint now) const { return state_ == State::kPausing && now >= due_at_; }
   bool parent_is_late(TimePoint now) const { return state_ == State::kAwaited && now >= due_at_; }
@@ -99,10 +100,14 @@ class Upstream {
 
   void on_frame(TimePoint now) { status_meter_.on_other_message(now), has_received_frame_ = true; }
   void on_status(const std::vector<Progress>& progress, TimePoint now);
-  void on_chunk(std::size_t bytes) { chunk_bytes_ += bytes; }
+  void on_chunk(std::size_t bytes) { chunk_bytes_received_ += bytes; }
   void on_proven_chunk() { failures_ = silences_ = 0; }
   int count_corrupt_chunk() { return ++corrupt_chunks_; }
-  int count_failure(bool by_silence) { return silences_ += by_silence, ++failures_; }
+  // Returns the failures since the last proven chunk.
+  int count_failure(bool by_silence) {
+    if (by_silence) ++silences_;
+    return ++failures_;
+  }
   void reset_corrupt_count() { corrupt_chunks_ = 0; }  // the learner has assigned the edge again
   void reset_failure_count() { failures_ = 0; }
 
@@ -113,8 +118,10 @@ class Upstream {
   // i mod s = j.
   const std::map<PublicationId, std::vector<std::uint32_t>>& progress() const { return progress_; }
   // Returns the number of streams to have. `busy`: the parent holds chunks that this node lacks.
-  std::uint32_t update_streams_wanted(bool busy, TimePoint now) { return probe_.observe(chunk_bytes_, busy, now); }
-  void settle_streams() { probe_.settle(streams_.size()); }
+  std::uint32_t update_streams_wanted(bool busy, TimePoint now) {
+    return stream_probe_.observe(chunk_bytes_received_, busy, now);
+  }
+  void settle_streams() { stream_probe_.settle(streams_.size()); }
   void check() const;
 
  private:
@@ -130,8 +137,8 @@ class Upstream {
   int corrupt_chunks_ = 0;  // chunks whose proof failed, since the edge was assigned
   bool has_received_frame_ = false;  // since the edge was opened
   SilenceMeter status_meter_;        // detects that the parent's status messages have stopped
-  StreamProbe probe_;
-  std::uint64_t chunk_bytes_ = 0;
+  StreamProbe stream_probe_;
+  std::uint64_t chunk_bytes_received_ = 0;
   std::map<PublicationId, std::vector<std::uint32_t>> progress_;
 };
 

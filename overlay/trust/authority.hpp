@@ -28,7 +28,7 @@ struct PeerIdentity {
   enum class Kind { kAnonymous, kLearner, kWorker };
   Kind kind = Kind::kAnonymous;
   WorkerId worker{};         // kLearnerId unless kind is kWorker
-  std::uint64_t serial = 0;  // of the certificate; revocations name it
+  std::uint64_t serial = 0;  // of the certificate
   double expires_unix_s = 0;
   PublicKey key{};
   friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
@@ -55,7 +55,7 @@ class Authority {
   // Opens the authority kept in `folder`, or creates one with a fresh key. run.key (key and certificate, PEM, mode
   // 0600) is authoritative; run.crt is a copy of the certificate for other programs. Both are on disk before this
   // returns. Two processes that create at once get the same authority. kInvalid: other users can read run.key, or it
-  // belongs to another run. kCorrupt: not a key and its certificate. kIo.
+  // belongs to another run. kCorrupt: not a key and its certificate. kIo: a file cannot be read or written.
   static Result<Authority> open_or_create(const std::filesystem::path& folder, std::string run_id);
   // Opens an existing authority. kNotFound if there is none; other errors as above.
   static Result<Authority> open(const std::filesystem::path& folder, std::string run_id);
@@ -86,7 +86,7 @@ struct AuthorityInfo {
   std::string run_id;
 };
 // Reads an authority's certificate [DER]. It is self-signed: the caller must compare the fingerprint() of its key
-// before trusting it. kCorrupt.
+// before trusting it. kCorrupt: not the certificate of an authority.
 Result<AuthorityInfo> read_authority(std::span<const std::byte> certificate);
 
 // Checks a certificate [DER] and returns its identity. It must be signed by the run's key, have the run's form, not be

@@ -6,7 +6,7 @@
 namespace echoline::overlay::trust {
 
 void wipe(std::string& text) {
-  text.resize(text.capacity());
+  text.resize(text.capacity());  // the rest of the memory may hold a longer text from before
   OPENSSL_cleanse(text.data(), text.size());
   text.clear();
 }

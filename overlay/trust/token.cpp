@@ -91,6 +91,7 @@ Result<ParsedToken> parse(const Secret& text) {
   parsed.fields.assign(fields.begin(), fields.end());
   std::copy(bytes->end() - kSignatureBytes, bytes->end(), parsed.signature.bytes.begin());
   JoinToken& token = parsed.token;
+  // The offsets follow from the list of fields above kFixedBytes.
   std::copy_n(fields.begin(), 32, token.authority.begin());
   std::copy_n(fields.begin() + 32, 16, token.nonce.begin());
   for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);

@@ -36,7 +36,8 @@ struct JoinToken {
 Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
                            Duration lifetime = kTokenLifetime, std::string_view host = {});
 
-// For a worker: checks only the form, because the check of the signature needs the learner's key. kCorrupt.
+// For a worker: checks only the form, because the check of the signature needs the learner's key. kCorrupt: not a
+// token's form.
 Result<JoinToken> read_token(const Secret& text);
 
 // For the learner. kCorrupt: not a token of this authority. kInvalid: for another instance. kStale: expired.

@@ -47,7 +47,7 @@ void Dialler::find_address(const Endpoint& to, Use use) {
   if (error == 0)
     (void)lookup.release();  // the callback deletes it
   else
-    lookup->use(choose(to, error, nullptr));
+    lookup->use(choose(to, error, /*found=*/nullptr));
 }
 
 FoundAddress Dialler::choose(const Endpoint& to, int status, const addrinfo* found) {

@@ -194,7 +194,7 @@ void Disk::drop(const act::DropSpool& drop) {
 
 Result<Disk::SpoolFiles> Disk::files_of(const PublicationId& id) {
   if (const auto it = open_spools_.find(id); it != open_spools_.end()) return it->second;
-  if (open_spools_.size() >= kOpenSpoolsMax) {
+  if (open_spools_.size() >= kOpenSpoolsMax) {  // closes any one; its next request opens it again
     ::close(open_spools_.begin()->second.log);
     ::close(open_spools_.begin()->second.payload);
     open_spools_.erase(open_spools_.begin());

@@ -39,7 +39,8 @@ class Disk {
   void recover(const std::function<bool(Frame)>& on_frame);
   void start(Events events);
 
-  // Requests; thread-safe, and they return at once. The event of the same name reports the result.
+  // Requests; thread-safe, and they return at once. The event saved, spooled or chunk_read reports the result; drop()
+  // has no event.
   void save(act::SaveState save);
   void spool(act::Spool spool);
   void read_chunk(const act::ReadChunk& read_chunk);

@@ -75,7 +75,7 @@ void Driver::check() const {
   dialler_.check();
   connections_.check();
   if (downloads_) downloads_->check();
-  ECHO_CHECK(!is_performing_ && later_.empty(), "{} events wait", later_.size());
+  ECHO_CHECK(!is_performing_ && deferred_events_.empty(), "{} events wait", deferred_events_.size());
 }
 
 // ---- events ----
@@ -123,7 +123,7 @@ void Driver::accept(int status) {
   connection.host = to_endpoint(peer).host;
   connections_.set_unproven(connection, network_of(connection.host));
   if (connections_.has_too_many_unproven()) make_room();
-  connection.socket.tune(/*bulk=*/true);  // the purpose of an accepted connection is not known yet
+  connection.socket.tune(/*bulk=*/true);  // in case it is one for chunks: its purpose is not known yet
   auto session = sessions_.server(core_->run_unix_s(now()));
   if (!session) {
     log::error("{}", session.error().message());
@@ -176,6 +176,7 @@ void Driver::on_read(Connection& connection, ssize_t result, const char* bytes) 
   }
   if (connection.is_leaving()) return;
   connections_.set_last_read(connection);
+  // Handshakes are short, and do not count for the download limit.
   if (!connection.is(Stage::kOpening)) core_->on_received(static_cast<std::size_t>(result), now());
   const ConnId id = connection.id;
   connection.tls->feed(std::as_bytes(std::span(bytes, static_cast<std::size_t>(result))));
@@ -264,7 +265,7 @@ void Driver::on_lost(Connection& connection, const std::string& reason, bool cor
 
 // Like on_lost(), for a loss that is found while an action is performed: notifies the core afterwards.
 void Driver::report_lost_later(ConnId id, std::string reason) {
-  later_.push_back([this, id, why = std::move(reason)] {
+  deferred_events_.push_back([this, id, why = std::move(reason)] {
     if (Connection* connection = connections_.find(id)) on_lost(*connection, why);
   });
 }
@@ -277,8 +278,8 @@ void Driver::perform_actions() {
   for (;;) {
     for (Action& action : core_->take_actions()) perform(std::move(action));
     connections_.flush_marked([this](Connection& connection) { flush(connection); });
-    if (later_.empty()) break;
-    for (const auto& event : std::exchange(later_, {})) event();
+    if (deferred_events_.empty()) break;
+    for (const auto& event : std::exchange(deferred_events_, {})) event();
   }
   is_performing_ = false;
   arm_timer();
@@ -294,7 +295,7 @@ void Driver::perform(Action&& action) {
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
     if (Connection* connection = connections_.find(admit->conn)) {
       connection->decoder.admit();
-      connection->tls->keep_buffers();
+      connection->tls->keep_buffers();  // an admitted peer sends often
     }
     return;
   }
@@ -379,7 +380,7 @@ void Driver::flush(Connection& connection) {
   Socket::Flushed flushed = connection.socket.flush();
   if (!flushed.failure.empty()) return report_lost_later(connection.id, std::move(flushed.failure));
   if (flushed.frame_bytes)
-    later_.push_back([this, id = connection.id, frame_bytes = flushed.frame_bytes] {
+    deferred_events_.push_back([this, id = connection.id, frame_bytes = flushed.frame_bytes] {
       if (connections_.find(id)) core_->on_sent(id, frame_bytes, now());
     });
   if (flushed.all) perform_actions();  // runs the event just queued, unless a caller performs actions already
@@ -391,7 +392,7 @@ void Driver::close_after_flush(Connection& connection) {
   if (connection.tls && connection.tls->established()) connection.tls->close_notify();
   if (connection.socket.is_connected()) flush(connection);
   connection.move_to(Stage::kLeaving);
-  connections_.set_proven(connection);
+  connections_.set_proven(connection);  // no longer counts as one whose handshake is due; the flush has its own time
   connections_.set_deadline(connection, now() + kFlushMax);
   apply_reading(connection);
   if (!connection.socket.shut_down()) close_at_once(connection);
@@ -400,7 +401,7 @@ void Driver::close_after_flush(Connection& connection) {
 void Driver::close_at_once(Connection& connection) {
   if (!connections_.release(connection)) return;
   connection.move_to(Stage::kLeaving);
-  if (downloads_ && downloads_->remove(connection.id)) later_.push_back([this] { take_bundle_turns(); });
+  if (downloads_ && downloads_->remove(connection.id)) deferred_events_.push_back([this] { take_bundle_turns(); });
   connection.socket.close();
 }
 

@@ -111,7 +111,7 @@ class Driver final : private SocketEvents {
   std::optional<Downloads> downloads_;
   std::vector<char> read_buffer_;
   // Events found while actions were being performed. They run afterwards, because the core cannot take them meanwhile.
-  std::vector<std::function<void()>> later_;
+  std::vector<std::function<void()>> deferred_events_;
   bool is_performing_ = false;
   bool is_reading_ = true;      // the core reads from its connections
   TimePoint stop_at_ = kNever;  // not kNever: the driver is stopping

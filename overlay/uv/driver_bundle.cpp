@@ -85,7 +85,7 @@ void Driver::send_bundle(Connection& connection, std::span<const std::byte> bloc
   }
   if (!write(connection, block.first(static_cast<std::size_t>(result))))
     return on_lost(connection, "its session has failed");
-  later_.push_back([this, id = connection.id] {  // after the flush of marked connections
+  deferred_events_.push_back([this, id = connection.id] {  // after the flush of marked connections
     if (Connection* remaining = connections_.find(id)) read_bundle(*remaining);
   });
 }

@@ -313,6 +313,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
   config.region_of = impl->events.region_of;
+  config.links_of = impl->events.links_of;
   config.check_heartbeat = impl->events.check_heartbeat;
   config.reports_heartbeats = static_cast<bool>(impl->events.heartbeat);
   config.message_bytes_max = std::min<std::uint64_t>(learner_options.message_max.count, kMessageBytesMax);
@@ -394,6 +395,7 @@ void LearnerNode::give_up(WorkerId worker, std::string reason) {
 }
 LearnerStats LearnerNode::stats() const {
   LearnerStats stats;
+  // After the end of the loop, no other thread uses the core.
   if (!impl_->driver->post_and_wait([&](TimePoint) { stats = impl_->core->stats(); })) stats = impl_->core->stats();
   return stats;
 }
@@ -543,6 +545,7 @@ void WorkerNode::drain() {
 }
 WorkerStats WorkerNode::stats() const {
   WorkerStats stats;
+  // After the end of the loop, no other thread uses the core.
   if (!impl_->driver->post_and_wait([&](TimePoint) { stats = impl_->core->stats(); })) stats = impl_->core->stats();
   return stats;
 }

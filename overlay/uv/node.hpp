@@ -37,11 +37,13 @@ struct LearnerEvents {  // each may be empty
   std::function<std::string(const MemberInfo&)> welcome;
   // The region of a joining worker, of LearnerOptions::regions; empty: all workers are in the learner's region.
   std::function<std::uint32_t(const MemberInfo&)> region_of;
+  // The links of a joining worker that states none, by its offer. They are not enforced. Empty: not known.
+  std::function<LinkLimits(const MemberInfo&)> links_of;
   // Checks the application's part of a heartbeat. The fifth invalid one ends the worker's membership.
   std::function<Status(std::string_view)> check_heartbeat;
   std::function<void(const HeartbeatReceived&)> heartbeat;
   std::function<void(const MemberInfo&)> joined;  // also after away(), when the worker has come back
-  // The worker is unreachable and its work is void. Its place is kept for away_max; then lost() follows.
+  // The worker is unreachable and its leases are void. Its membership is kept for away_max; then lost() follows.
   std::function<void(WorkerId, const std::string& reason)> away;
   std::function<void(WorkerId, const std::string& reason)> lost;
   // An operator must solve a problem on the worker's machine: its store is too small, or its disk is full.
@@ -88,7 +90,7 @@ class LearnerNode {
  public:
   // kInvalid if the port is in use or the options are inconsistent; kIo if the folder cannot be used.
   static Result<std::unique_ptr<LearnerNode>> start(LearnerOptions options, LearnerEvents events);
-  ~LearnerNode();  // stop(); destroy all writers before
+  ~LearnerNode();  // calls stop(); all writers must be destroyed before
 
   Endpoint endpoint() const;
   // Issues a single-use join token for the machine with instance name `instance`.
@@ -159,9 +161,10 @@ struct WorkerEvents {  // each may be empty
 
 class WorkerNode {
  public:
-  // Enrols first if necessary, which takes until the learner answers. kInvalid: no token, or refused. kUnavailable.
+  // Enrols first if necessary, which takes until the learner answers. kInvalid: no token, or refused. kUnavailable: the
+  // learner does not answer.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options, WorkerEvents events);
-  ~WorkerNode();  // stop()
+  ~WorkerNode();  // calls stop()
 
   Endpoint endpoint() const;
   void installed(Version version, const Digest& policy_digest);

@@ -122,7 +122,7 @@ Socket::Flushed Socket::flush() {
   if (block_.empty()) return {};
   std::size_t bytes_written = 0;
   uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(block_.data()), static_cast<unsigned>(block_.size()));
-  if (writes_in_flight_ == 0)
+  if (writes_in_flight_ == 0)  // otherwise these bytes would overtake those of an earlier write
     if (const int result = uv_try_write(stream(tcp_), &buffer, 1); result > 0)
       bytes_written = static_cast<std::size_t>(result);
   const std::size_t frame_bytes = std::exchange(block_frame_bytes_, 0);

@@ -14,8 +14,8 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::string_view kOperation = "TLS";
-constexpr std::size_t kOutputBytesMax = 64 * 1024;
-constexpr long kCertificateListBytesMax = 4096;
+constexpr std::size_t kOutputBytesMax = 64 * 1024;  // of a session's own messages that wait to be sent
+constexpr long kCertificateListBytesMax = 4096;     // of a peer's certificate chain
 
 // Both first flights are padded with zeros to more than a packet of the usual size. So on a path that drops large
 // packets every handshake fails, and the dialling node sees small segments overtake large ones (narrow_paths.hpp).
@@ -77,7 +77,7 @@ Error stream_error(bool established) {
 }  // namespace
 
 struct TlsContext::Impl {
-  ContextPtr ssl;
+  ContextPtr ssl_context;
   trust::Hash fingerprint{};                // of the authority
   std::vector<std::byte> authority;         // the authority's certificate, if known
   std::optional<trust::PublicKey> run_key;  // the key in that certificate
@@ -121,8 +121,8 @@ struct TlsSession::Impl {
 Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint64_t records_per_key) {
   auto impl = std::make_shared<Impl>();
   impl->records_per_key = records_per_key;
-  impl->ssl.reset(SSL_CTX_new(TLS_method()));
-  SSL_CTX* ssl_context = impl->ssl.get();
+  impl->ssl_context.reset(SSL_CTX_new(TLS_method()));
+  SSL_CTX* ssl_context = impl->ssl_context.get();
   // Order of preference: AES-128-GCM is the fastest on processors with AES instructions.
   constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384";
   if (!ssl_context || SSL_CTX_set_min_proto_version(ssl_context, TLS1_3_VERSION) != 1 ||
@@ -272,7 +272,7 @@ std::unique_ptr<TlsSession::Impl> TlsSession::Impl::make(const TlsContext& conte
   auto impl = std::make_unique<Impl>();
   impl->context = context.impl();
   impl->now_unix_s = now_unix_s;
-  impl->ssl.reset(SSL_new(impl->context->ssl.get()));
+  impl->ssl.reset(SSL_new(impl->context->ssl_context.get()));
   BIO* bio = BIO_new(method());
   ECHO_CHECK(impl->ssl && bio, "{}", openssl_error());
   BIO_set_data(bio, impl.get());
@@ -288,7 +288,7 @@ TlsSession TlsSession::client(const TlsContext& context, WorkerId expected, std:
   impl->expected = expected;
   SSL_set_connect_state(impl->ssl.get());
   ERR_clear_error();
-  const int result = SSL_do_handshake(impl->ssl.get());
+  const int result = SSL_do_handshake(impl->ssl.get());  // makes the first message, then waits for the answer
   ECHO_CHECK(SSL_get_error(impl->ssl.get(), result) == SSL_ERROR_WANT_READ, "{}", openssl_error());
   return TlsSession(std::move(impl));
 }
@@ -301,7 +301,7 @@ Result<TlsSession> TlsSession::server(const TlsContext& context, PeerCertificate
   const int required = policy == PeerCertificate::kRequired ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0;
   auto impl = Impl::make(context, SSL_VERIFY_PEER | required, now_unix_s);
   SSL_set_accept_state(impl->ssl.get());
-  SSL_set_mode(impl->ssl.get(), SSL_MODE_RELEASE_BUFFERS);
+  SSL_set_mode(impl->ssl.get(), SSL_MODE_RELEASE_BUFFERS);  // strangers hold no memory; until keep_buffers()
   return TlsSession(std::move(impl));
 }
 

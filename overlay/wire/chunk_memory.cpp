@@ -29,7 +29,7 @@ class Pool {
     const std::lock_guard lock(mutex_);
     auto& with_room = slabs_with_room_[size];
     if (with_room.empty()) with_room.insert(new_slab(size));
-    std::byte* const base = *with_room.begin();  // always the lowest address, so that the other slabs become empty
+    std::byte* const base = *with_room.begin();  // always the lowest address, so that higher slabs become empty
     Slab& slab = slabs_.at(base);
     std::byte* const piece = slab.free_pieces.back();
     slab.free_pieces.pop_back();
@@ -39,7 +39,7 @@ class Pool {
 
   void release(std::byte* piece) {
     const std::lock_guard lock(mutex_);
-    // Slabs are aligned to their size.
+    // The slab begins at the next lower multiple of its size, because slabs are aligned to it.
     std::byte* const base = piece - reinterpret_cast<std::uintptr_t>(piece) % kSlabBytes;
     Slab& slab = slabs_.at(base);
     if (slab.free_pieces.empty()) slabs_with_room_[slab.piece_bytes].insert(base);

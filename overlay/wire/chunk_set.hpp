@@ -25,7 +25,7 @@ struct StripeMask {
            (stripes == 64 || wanted >> stripes == 0);
   }
   bool contains(std::uint32_t chunk) const { return wanted >> (chunk % stripes) & 1; }
-  // The fraction of all chunks; at least that of one stripe.
+  // The fraction of all chunks; at least that of one stripe, because it serves as a positive weight.
   double share() const { return static_cast<double>(std::max(1, std::popcount(wanted))) / stripes; }
   // Bit i: whether chunk i mod 64 is in one of the stripes.
   std::uint64_t pattern() const {

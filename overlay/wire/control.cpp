@@ -314,8 +314,9 @@ void write_to(wire::ControlMessage& out, const Welcome& message) {
 Result<Welcome> read(const wire::Welcome& proto) {
   constexpr std::uint64_t kDayNs = 86'400'000'000'000;
   if (proto.worker() == 0) return bad("a welcome without a worker id");
+  constexpr std::uint64_t kMillisecondNs = 1'000'000;
   for (const std::uint64_t ns : {proto.heartbeat_ns(), proto.patience_ns()})
-    if (ns < 1'000'000 || ns > kDayNs)
+    if (ns < kMillisecondNs || ns > kDayNs)
       return bad("expected a heartbeat and a patience from 1 ms to a day, found {} ns and {} ns", proto.heartbeat_ns(),
                  proto.patience_ns());
   if (proto.away_ns() > kDayNs) return bad("expected to be away for at most a day, found {} ns", proto.away_ns());

@@ -53,6 +53,7 @@ struct Return {
   trust::PublicKey key{};
   trust::Signature proof{};  // by that key over the run's fingerprint
 };
+// Worker -> learner: asks for the next certificate while the present one is valid; Renewed answers.
 struct Renew {
   trust::PublicKey key{};
 };
@@ -71,9 +72,10 @@ struct Installed {
   Duration verify{}, install{};
   friend bool operator==(const Installed&, const Installed&) = default;
 };
+// Worker -> learner, first on a control connection; Welcome answers.
 struct Hello {
   std::string run_id, name;
-  Endpoint data;
+  Endpoint data;  // other workers dial it here
   std::optional<BitRate> up, down;
   std::optional<Installed> installed;
   std::string place{};  // its location, as it reports it; "" if not reported
@@ -83,7 +85,7 @@ struct Welcome {
   Duration heartbeat{}, patience{};  // patience: how long the worker tolerates silence of the learner
   std::uint64_t unix_ms = 0;         // the learner's clock, which decides when certificates and manifests expire
   std::string application;
-  Duration away_max{};  // how long the learner keeps the place of a worker that is away
+  Duration away_max{};  // how long the learner keeps the membership of a worker that is away
   Bytes policy{};       // size of the policy, which determines the stores' sizes; zero: unknown
 };
 struct Parent {
@@ -93,7 +95,7 @@ struct Parent {
   bool dials = false;             // the parent opens the connections
   friend bool operator==(const Parent&, const Parent&) = default;
 };
-// Every stripe has exactly one parent.
+// Learner -> worker: its parents from now on. Every stripe has exactly one.
 struct Assign {
   std::uint32_t stripe_count = 1;
   std::vector<Parent> parents;
@@ -120,6 +122,7 @@ struct NeedHelp {
   std::optional<Version> position;  // the worker's version
   bool stalled = false;  // parents and helper have sent nothing for long; false: one of them reported that it cannot
 };
+// Learner -> worker: the helper that brings it to `target`, the answer to NeedHelp.
 struct Help {
   Parent from;
   Version target;
@@ -139,6 +142,7 @@ struct Have {
   StripeMask wanted;
   std::map<PublicationKey, Item> items;
 };
+// Child -> parent, first on each connection of an edge.
 struct PeerHello {
   std::string run_id;
   std::uint32_t stream = 0;            // of the edge's parallel connections, from 0
@@ -239,7 +243,7 @@ using ControlMessage = std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welc
 
 // Encodes a whole frame. Texts are cut to kTextBytesMax. The caller must respect all other limits (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);
-// kCorrupt with the expected and the found value.
+// kCorrupt: the message breaks the format or a limit; the error states what was expected and found.
 Result<ControlMessage> decode_control(std::span<const std::byte> body);
 
 }  // namespace echoline::overlay

@@ -81,7 +81,8 @@ class FrameDecoder {
   void admit() { admitted_ = true; }
   // The memory for the next bytes. Empty only while a complete frame waits in take().
   std::span<std::byte> room();
-  // The first `count` bytes of room() were filled. kCorrupt with the expected and the found value.
+  // The first `count` bytes of room() were filled. kCorrupt: the stream breaks the format; the error states what was
+  // expected and found.
   Status advance(std::size_t count);
   std::optional<Frame> take();
   // Uses `data`, already in shared memory, as the chunk bytes that come next in the stream, without a copy. False if no
@@ -97,6 +98,7 @@ class FrameDecoder {
  private:
   // The part of the frame that comes next. kPath: the hashes of a chunk's proof; kWhole: the frame is complete.
   enum class Part { kHeader, kChunkHead, kPath, kBody, kWhole };
+  // A message's memory grows by at most this much at a time, so that a peer cannot reserve it by a length alone.
   static constexpr std::size_t kGrowthBytes = 64 * 1024;
 
   Status read_header();

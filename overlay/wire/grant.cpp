@@ -102,6 +102,7 @@ Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint6
   const auto it = accepted_.find({child, /*helped=*/false});
   if (it == accepted_.end() || grant.catch_up_to)
     return fail(Code::kInvalid, kOperation, "it does not continue a shown grant");
+  // An older grant may arrive late, over another connection of the edge. It changes nothing.
   if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
   return ok();
 }

@@ -39,7 +39,7 @@ SignedGrant sign(const Grant& grant, const trust::SigningKey& key);
 // kCorrupt: not signed by this run's learner, of another run, or breaking a limit.
 Result<Grant> open(const SignatureChecker& checker, const SignedGrant& grant);
 
-// The accepted grants of one node's children. References must outlive it.
+// The accepted grants of one node's children. The referenced checker must outlive this object.
 class GrantBook {
  public:
   GrantBook(const SignatureChecker& checker, WorkerId self) : checker_(checker), self_(self) {}

@@ -55,6 +55,7 @@ TEST(Units, ParseSizesAndRates) {
   EXPECT_EQ(parse_bytes("3GB")->count, 3'000'000'000u);
   EXPECT_EQ(parse_bytes("1 GiB")->count, 1u << 30);
   EXPECT_EQ(parse_bytes("0 B")->count, 0u);
+  EXPECT_EQ(parse_bytes("16000000000 GB")->count, 16'000'000'000'000'000'000u) << "above 2^63";
   EXPECT_DOUBLE_EQ(parse_bit_rate("24 Mbit/s")->bits_per_s, 24e6);
   EXPECT_DOUBLE_EQ(parse_bit_rate("24 Mbit/s")->bytes_per_s(), 3e6);
   EXPECT_DOUBLE_EQ(parse_bit_rate("1 Gbit/s")->mbit_per_s(), 1000);

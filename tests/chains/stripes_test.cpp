@@ -170,7 +170,7 @@ TEST(Stripes, WithoutForwardersTheLearnerServesEveryWorker) {
 TEST(Trees, UseEveryUplink) {
   std::vector<ChainWorker> workers;
   for (std::uint64_t v = 1; v <= 8; ++v) workers.push_back(worker(v, v <= 4 ? 80 : 20, true, 100));
-  const StripePlan plan = plan_stripes(mbit(100), workers, {.children_max = kTreeChildrenMax});
+  const StripePlan plan = plan_stripes(mbit(100), workers, {.children_per_stripe_max = kTreeChildrenMax});
   EXPECT_GT(plan.rate.mbit_per_s(), 58);
   EXPECT_LE(plan.rate.mbit_per_s(), 62.5);
   const Topology topology = planned(workers, mbit(100), TopologyPolicy::kTrees);
@@ -194,7 +194,7 @@ TEST(Trees, WorkedCases) {
       workers.push_back(worker(v, c.ups[v > c.fast], true, 10'000));
       links.push_back({id(v), workers.back().up, workers.back().down, {}});
     }
-    const StripePlan plan = plan_stripes(mbit(c.learner_up), workers, {.children_max = kTreeChildrenMax});
+    const StripePlan plan = plan_stripes(mbit(c.learner_up), workers, {.children_per_stripe_max = kTreeChildrenMax});
     const Bytes payload{16'000'000'000};
     const double bound = seconds(lower_bound(payload, mbit(c.learner_up), links));
     const double planned_s = static_cast<double>(payload.count) / plan.rate.bytes_per_s();
@@ -220,7 +220,7 @@ TEST(Trees, AreAffordableAndNearTheBound) {
       workers.back().may_seed = random.below(4) != 0;
     }
     const BitRate learner_up = mbit(static_cast<double>(random.between(5, 200)));
-    const StripePlan plan = plan_stripes(learner_up, workers, {.children_max = kTreeChildrenMax});
+    const StripePlan plan = plan_stripes(learner_up, workers, {.children_per_stripe_max = kTreeChildrenMax});
     const Topology topology = planned(workers, learner_up, TopologyPolicy::kTrees);
     const double stripe_rate = plan.rate.bits_per_s / static_cast<double>(plan.stripes);
     ASSERT_GT(stripe_rate, 0);

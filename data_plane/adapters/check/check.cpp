@@ -22,13 +22,13 @@ using nlohmann::json;
 constexpr Duration kCheapScoreMax = std::chrono::seconds(1), kRecoveryTimeout = std::chrono::seconds(10);
 constexpr Duration kRecoveryRetryInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kPartNameBytesShown = 40, kObservationBytesShown = 60, kErrorBytesShown = 160;
-// The most problems that a check tries; the fewest that it tries even if the time is spent.
+// The most problems that a check tries (Max), and the fewest that it tries even if the time is spent (Min).
 constexpr std::size_t kResponseProblemsMax = 8, kEpisodeProblemsMax = 16;
 constexpr std::size_t kDemonstrationsMin = 8, kThreadQuestionsMin = 3;
 constexpr std::size_t kLongEpisodeTurns = 64;  // a longer episode is played no further once the time is spent
-// The share of the time after which each check stops trying more.
-constexpr double kResponsesUntil = 0.6, kEpisodesUntil = 0.8, kThreadsUntil = 0.9;
-// These checks take at most the time divided by this number.
+// Shares of the whole time, after which each check tries no more.
+constexpr double kResponsesUntilShare = 0.6, kEpisodesUntilShare = 0.8, kThreadsUntilShare = 0.9;
+// Each of these checks takes at most the whole time divided by this number.
 constexpr int kDemonstrationsDivisor = 3, kConcurrentDivisor = 8, kSpeedDivisor = 10;
 
 std::string score_text(const Score& score) {
@@ -52,7 +52,8 @@ bool is_same_step(const Result<Step>& a, const Result<Step>& b) {
          (a->done || a->observation == b->observation);
 }
 
-// Whether the task's program ended, hung or sent an invalid answer, rather than reported the error.
+// Whether the error shows that the task's program ended, hung or sent an invalid answer. Otherwise the program itself
+// has reported the error.
 bool task_broke(const Error& error) {
   switch (error.code) {
     case Code::kInvalid:
@@ -95,7 +96,7 @@ class Check {
     findings_.announce_call("making the task");
     ECHO_ASSIGN(adapter_, make_instance(options_.options_json, AdapterUse::kProblems));
     findings_.report.facts["start_seconds"] = seconds(clock_.now() - start_);
-    repeatable_ = adapter_->repeatable({}) != Repeatable::kNot;
+    repeatable_ = adapter_->repeatable({}) != Repeatable::kNot;  // {}: no certain problem
     findings_.report.facts["repeatable"] = to_string(adapter_->repeatable({}));
     findings_.announce_call("making it once more");
     if (auto again = make_instance(options_.options_json, AdapterUse::kProblems))
@@ -135,7 +136,8 @@ class Check {
     return step;
   }
 
-  // `plain`: any task should be able to score the response, so that a failure is an error.
+  // Checks the result of a response. `plain`: every task should be able to score the response, so a failure is an
+  // error.
   void check_step(const Result<Step>& step, const Problem& problem, const std::string& response, bool plain,
                   std::string_view what) {
     if (!step) {
@@ -188,7 +190,7 @@ class Check {
     rewards_.insert(std::isfinite(score.reward) ? score.reward : 0);  // a set cannot order NaN
   }
 
-  // `when` completes the sentence "it was worth 1, and 0 the second time".
+  // Reports that a result is not repeatable. `when` ends a sentence such as "it was worth 1, and 0 the second time".
   void report_difference(const char* check, std::string_view when, const Result<Step>& first, const Result<Step>& again,
                          const Problem& problem, const std::string& response) {
     ++difference_count_;
@@ -201,7 +203,7 @@ class Check {
                         problem.id(), response);
   }
 
-  // Waits for a program that ended to be restarted after its pause.
+  // Waits until a task whose program has ended works again: the adapter restarts the program after a pause.
   bool wait_for_recovery(const Problem& problem) {
     findings_.announce_call("waiting for the task to recover", problem.id());
     for (const TimePoint deadline = clock_.now() + kRecoveryTimeout;;) {
@@ -238,7 +240,7 @@ class Check {
     findings_.report.facts["demonstrations"] = {
         {"tried", tried}, {"correct", correct}, {"first_of_many_turns", unfinished}};
     if (correct == tried || unfinished > 0) return;  // a first turn may be good without being correct
-    first_incorrect.wrong = correct == 0;
+    first_incorrect.wrong = correct == 0;            // if some are correct, the others may be intended
     first_incorrect.what = fmt::format("{} of {} demonstrations are not correct; the first is worth {}",
                                        tried - correct, tried, first_incorrect.what);
     findings_.add(std::move(first_incorrect));
@@ -254,7 +256,7 @@ class Check {
     }
     std::vector<Result<Step>> sequential_steps;
     for (const auto& [problem, response] : questions) {
-      if (sequential_steps.size() >= kThreadQuestionsMin && spent_more_than(kThreadsUntil)) break;
+      if (sequential_steps.size() >= kThreadQuestionsMin && spent_more_than(kThreadsUntilShare)) break;
       sequential_steps.push_back(first_step(*adapter_, *problem, response, "a plain response"));
     }
     questions.erase(questions.begin() + static_cast<std::ptrdiff_t>(sequential_steps.size()), questions.end());
@@ -263,14 +265,15 @@ class Check {
     {
       std::vector<std::thread> threads;
       const TimePoint deadline = clock_.now() + options_.time / kConcurrentDivisor;
-      for (std::size_t t = 0; t < options_.threads; ++t)
-        threads.emplace_back([&, t] {
+      for (std::size_t thread_index = 0; thread_index < options_.threads; ++thread_index)
+        threads.emplace_back([&, thread_index] {
           for (std::size_t i = 0; i < questions.size() && (i < kThreadQuestionsMin || clock_.now() < deadline); ++i) {
             // Each thread starts elsewhere, so that different questions are scored at the same time.
-            const std::size_t question = (i + t * questions.size() / options_.threads) % questions.size();
+            const std::size_t question = (i + thread_index * questions.size() / options_.threads) % questions.size();
             auto episode = adapter_->begin(*questions[question].first, options_.seed);
-            concurrent_steps[t].emplace_back(question, episode ? step_and_wait(**episode, questions[question].second)
-                                                               : Result<Step>(episode.error()));
+            concurrent_steps[thread_index].emplace_back(
+                question,
+                episode ? step_and_wait(**episode, questions[question].second) : Result<Step>(episode.error()));
             (void)adapter_->problem(i % options_.problems);  // problems are requested meanwhile, too
           }
         });
@@ -290,13 +293,13 @@ class Check {
   void check_responses() {
     std::uint64_t kinds_tried = 0, problems_tried = 0;
     const std::size_t rounds = std::min(problems_.size(), kResponseProblemsMax);
-    for (std::size_t i = 0; i < rounds && !(i > 0 && spent_more_than(kResponsesUntil)); ++i, ++problems_tried) {
+    for (std::size_t i = 0; i < rounds && !(i > 0 && spent_more_than(kResponsesUntilShare)); ++i, ++problems_tried) {
       const Problem& problem = problems_[i];
       const auto probes = probes_for(*adapter_, problem, problems_[(i + 1) % problems_.size()]);
       std::uint64_t tried = 0;
       for (const Probe& probe : probes) {
         // The plain responses to the first problem are always tried.
-        if (spent_more_than(kResponsesUntil) && !(i == 0 && probe.plain)) break;
+        if (spent_more_than(kResponsesUntilShare) && !(i == 0 && probe.plain)) break;
         ++tried;
         const auto first = check_first_step(problem, probe);
         if (!first && task_broke(first.error())) {  // not tried a second time: it might hang just as long
@@ -378,11 +381,12 @@ class Check {
       ++turn_count_;
       if (!step) break;
       played.ended = step->done;
-      if (spent_more_than(1.0) && played.steps.size() > kLongEpisodeTurns) break;
+      if (spent_more_than(/*share=*/1.0) && played.steps.size() > kLongEpisodeTurns) break;
     }
     return played;
   }
 
+  // Reports the first turn in which a replay of an episode has another result.
   void compare_replay(const char* check, std::string_view when, const PlayedEpisode& first, const PlayedEpisode& again,
                       const Problem& problem) {
     for (std::size_t i = 0; i < first.steps.size(); ++i) {
@@ -397,15 +401,15 @@ class Check {
   void check_episodes() {
     std::uint64_t count = 0, longest = 0;
     for (std::size_t i = 0;
-         i < std::min(problems_.size(), kEpisodeProblemsMax) && !(i > 0 && spent_more_than(kEpisodesUntil));
+         i < std::min(problems_.size(), kEpisodeProblemsMax) && !(i > 0 && spent_more_than(kEpisodesUntilShare));
          ++i, ++count) {
       const Problem& problem = problems_[i];
-      const std::uint64_t seed = episode_seed(options_.seed, i, 0);
-      const PlayedEpisode first = play(*adapter_, problem, seed, nullptr);
+      const std::uint64_t seed = episode_seed(options_.seed, /*group=*/i, /*member=*/0);
+      const PlayedEpisode first = play(*adapter_, problem, seed, /*recorded_responses=*/nullptr);
       longest = std::max<std::uint64_t>(longest, first.steps.size());
-      for (std::size_t t = 0; t < first.steps.size(); ++t)
-        check_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", /*plain=*/true,
-                   fmt::format("turn {} of an episode", t + 1));
+      for (std::size_t turn = 0; turn < first.steps.size(); ++turn)
+        check_step(first.steps[turn], problem, turn < first.responses.size() ? first.responses[turn] : "",
+                   /*plain=*/true, fmt::format("turn {} of an episode", turn + 1));
       if (first.steps.size() == kTurnsMax && !first.ended)
         findings_.add_error(
             "episodes", fmt::format("the episode has not ended after {} turns, the most that are allowed", kTurnsMax),
@@ -427,14 +431,15 @@ class Check {
   void check_alternation(const Problem& problem, std::uint64_t seed, const PlayedEpisode& first) {
     auto first_episode = adapter_->begin(problem, seed), second_episode = adapter_->begin(problem, seed);
     if (!first_episode || !second_episode) return;
-    for (std::size_t t = 0; t < first.responses.size() && !spent_more_than(1.0); ++t)
+    for (std::size_t turn = 0; turn < first.responses.size() && !spent_more_than(1.0); ++turn)
       for (auto* episode : {&first_episode, &second_episode}) {
-        findings_.announce_call(fmt::format("turn {} of two episodes in alternation", t + 1), problem.id(),
-                                Findings::printable_response(first.responses[t]));
-        const auto step = step_and_wait(***episode, first.responses[t]);
-        if (!is_same_step(first.steps[t], step))
-          return report_difference("episodes", fmt::format("in turn {} when alternating with another episode", t + 1),
-                                   first.steps[t], step, problem, first.responses[t]);
+        findings_.announce_call(fmt::format("turn {} of two episodes in alternation", turn + 1), problem.id(),
+                                Findings::printable_response(first.responses[turn]));
+        const auto step = step_and_wait(***episode, first.responses[turn]);
+        if (!is_same_step(first.steps[turn], step))
+          return report_difference("episodes",
+                                   fmt::format("in turn {} when alternating with another episode", turn + 1),
+                                   first.steps[turn], step, problem, first.responses[turn]);
       }
   }
 
@@ -445,8 +450,8 @@ class Check {
       if (!episode) return std::nullopt;
       const std::size_t turns_before_end = first.steps.size() - 1;
       const std::size_t turns_before_cut = std::min(turns_before_end / 2 + 1, turns_before_end);
-      for (std::size_t t = 0; t < turns_before_cut; ++t)
-        if (!step_and_wait(**episode, first.responses[t])) return std::nullopt;
+      for (std::size_t turn = 0; turn < turns_before_cut; ++turn)
+        if (!step_and_wait(**episode, first.responses[turn])) return std::nullopt;
       findings_.announce_call("an episode that is cut off", problem.id());
       return (*episode)->cut();
     };
@@ -464,7 +469,7 @@ class Check {
     }
   }
 
-  // Destroys an episode while its step is running.
+  // Destroys an episode while its step is running, as a run does with a group that it drops. It must not crash.
   void check_abandoned(const Problem& problem, std::uint64_t seed) {
     findings_.announce_call("an episode that is destroyed during a step", problem.id());
     if (auto episode = adapter_->begin(problem, seed)) (*episode)->step("42", [](const Result<Step>&) {});
@@ -499,7 +504,7 @@ class Check {
   std::vector<Problem> problems_;
   std::set<double> rewards_;
   std::uint64_t first_step_count_ = 0, failed_step_count_ = 0, difference_count_ = 0, turn_count_ = 0;
-  Duration slowest_step_{};
+  Duration slowest_step_{};  // time of the slowest first step
 };
 
 }  // namespace

@@ -15,7 +15,7 @@
 
 namespace echoline::data_plane {
 
-// An observation for the user.
+// A mistake of the task, or a note about it, for the user.
 struct Finding {
   // The check that found it: "problems", "held out", "demonstrations", "rewards", "failures", "breaks", "scores"
   // (scored again), "worker" (by a worker's copy), "episodes", "threads" or "speed".

@@ -15,9 +15,9 @@ constexpr std::size_t kResponseShownBytes = 96, kFindingTextBytesMax = 600, kFin
 }  // namespace
 
 bool is_utf8(const std::string& text) {
-  // Only invalid bytes are written differently by the two handlers.
-  return json(text).dump(-1, ' ', false, json::error_handler_t::ignore) ==
-         json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+  // The two handlers treat only invalid bytes differently: one leaves them out, the other replaces them.
+  return json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::ignore) ==
+         json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
 void Findings::add_error(const char* check, const std::string& what, const std::string& problem,

@@ -7,11 +7,11 @@
 
 namespace echoline::data_plane {
 
-// A response to try, and whether a failure to score it is an error.
+// A response to try.
 struct Probe {
   std::string what;  // "1 MiB of digits"
   std::string text;
-  bool plain = false;  // any task should be able to score it
+  bool plain = false;  // every task should be able to score it, so a failure is an error
 };
 
 // `other`: a different problem. Equal problems give equal probes.

@@ -28,7 +28,8 @@ void check_form(Findings& findings, const Problem& problem, const char* check) {
   check_size("prompt", problem.prompt(), kPromptBytesMax);
   check_size("reference", problem.reference(), kReferenceBytesMax);
   check_size("metadata", problem.metadata_json(), kMetadataBytesMax);
-  if (!problem.metadata_json().empty() && json::parse(problem.metadata_json(), nullptr, false).is_discarded())
+  if (!problem.metadata_json().empty() &&
+      json::parse(problem.metadata_json(), nullptr, /*allow_exceptions=*/false).is_discarded())
     report("its metadata is not valid JSON");
   if (!is_utf8(problem.prompt()) || !is_utf8(problem.id()) || !is_utf8(problem.reference()))
     report("it is not valid UTF-8");
@@ -65,10 +66,10 @@ std::vector<Problem> check_problems(Findings& findings, const CheckOptions& opti
                                     const Adapter* second_instance) {
   std::vector<std::uint64_t> indices;
   for (std::uint64_t i = 0; i < options.problems; ++i) indices.push_back(i);
-  // Indices never end, so two distant ones are checked too.
+  // Indices never end, so two distant ones are checked too: a large one, and one that does not fit in 32 bits.
   indices.push_back(1'000'003);
   indices.push_back(std::uint64_t{1} << 40);
-  std::map<std::string, std::string> by_id;
+  std::map<std::string, std::string> content_by_id;
   std::vector<std::pair<std::uint64_t, Problem>> problems;
   for (const std::uint64_t index : indices) {
     findings.announce_call(fmt::format("requesting problem {}", index));
@@ -78,13 +79,13 @@ std::vector<Problem> check_problems(Findings& findings, const CheckOptions& opti
       continue;
     }
     check_form(findings, *problem, "problems");
-    const auto [known, is_new] = by_id.emplace(problem->id(), problem->SerializeAsString());
+    const auto [known, is_new] = content_by_id.emplace(problem->id(), problem->SerializeAsString());
     if (!is_new && known->second != problem->SerializeAsString())
       findings.add_error("problems", "two different problems have this id", problem->id());
     problems.emplace_back(index, *std::move(problem));
   }
   findings.report.facts["problems"] = indices.size();
-  findings.report.facts["problems_different"] = by_id.size();
+  findings.report.facts["problems_different"] = content_by_id.size();
   std::vector<Problem> first_problems;               // without the two at distant indices
   for (std::size_t i = problems.size(); i-- > 0;) {  // in reverse order, and from the second instance
     const auto& [index, problem] = problems[i];

@@ -25,7 +25,7 @@ std::uint64_t ask_concurrently(const Adapter& adapter, const std::vector<Questio
   std::vector<std::unique_ptr<Episode>> episodes;
   for (std::size_t i = 0; i < batch; ++i) {
     const Question& question = questions[(first_question + i) % questions.size()];
-    auto episode = adapter.begin(question.problem, 0);
+    auto episode = adapter.begin(question.problem, /*seed=*/0);
     if (!episode) {
       on_done(/*succeeded=*/false);
       continue;
@@ -49,7 +49,7 @@ Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questio
     const Question& question = questions[step_times.size() % questions.size()];
     const TimePoint started_at = clock.now();
     if (!step_times.empty() && started_at - start >= time / 2) break;
-    const auto episode = adapter.begin(question.problem, 0);
+    const auto episode = adapter.begin(question.problem, /*seed=*/0);
     if (!episode || !step_and_wait(**episode, question.response)) ++speed.failed;
     step_times.push_back(clock.now() - started_at);
   }
@@ -61,7 +61,7 @@ Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questio
   speed.median_us = us_at_rank(step_times.size() / 2);
   speed.p99_us = us_at_rank(step_times.size() * 99 / 100);
   speed.max_us = us_at_rank(step_times.size() - 1);
-  // One batch, even if its steps do not overlap, may take about four times `time`.
+  // A smaller batch if the steps, one after another, would take more than four times `time`: they may not overlap.
   const double batch_us_max = 4 * 1e6 * seconds(time);
   const double steps_in_time = batch_us_max / std::max(speed.median_us, 1e-3);
   if (steps_in_time < static_cast<double>(batch))

@@ -25,10 +25,10 @@ constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
 constexpr std::string_view kTaskPlaceholder = "{task}", kTestsPlaceholder = "{tests}";
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
-constexpr std::string_view kListedPrompt =
+constexpr std::string_view kMbppPrompt =
     "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of "
     "Python.";
-constexpr std::string_view kFunctionPrompt =
+constexpr std::string_view kHumanEvalPrompt =
     "Complete this Python function.\n```python\n{task}\n```\nAnswer with the whole function in one block of Python.";
 
 // PULSE, equation 21 (Miahi and Belilovsky 2026, arXiv:2602.03839).
@@ -87,7 +87,7 @@ struct Row {
 
 class RowParser {
  public:
-  RowParser(const json& row, std::string_view where) : row_(row), where_(where) {}
+  RowParser(const json& row, std::string_view place_in_file) : row_(row), place_in_file_(place_in_file) {}
 
   Result<Row> read() const {
     if (!row_.is_object()) return row_error("expected a JSON object in the form of MBPP or HumanEval");
@@ -95,7 +95,9 @@ class RowParser {
   }
 
  private:
-  Error row_error(std::string_view why) const { return fail(Code::kInvalid, "read code", "{}: {}", where_, why); }
+  Error row_error(std::string_view why) const {
+    return fail(Code::kInvalid, "read code", "{}: {}", place_in_file_, why);
+  }
 
   Result<std::string> string_at(const char* key) const {
     const auto it = row_.find(key);
@@ -148,10 +150,12 @@ class RowParser {
                .is_humaneval = false};
   }
 
-  static std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+  static std::string text_of(const json& value) {
+    return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  }
 
   const json& row_;
-  const std::string_view where_;
+  const std::string_view place_in_file_;
 };
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
@@ -172,12 +176,13 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
     begin = end + 1;
     ++line_number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = fmt::format("{}:{}", path.string(), line_number);
-    ECHO_ASSIGN(Row row,
-                RowParser(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
+    const std::string place_in_file = fmt::format("{}:{}", path.string(), line_number);
+    ECHO_ASSIGN(
+        Row row,
+        RowParser(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), place_in_file).read());
     if (row.reference.size() > kReferenceBytesMax)
-      return fail(Code::kInvalid, "read code", "{}: the tests with their setup have {} bytes, at most {}", where,
-                  row.reference.size(), kReferenceBytesMax);
+      return fail(Code::kInvalid, "read code", "{}: the tests with their setup have {} bytes, at most {}",
+                  place_in_file, row.reference.size(), kReferenceBytesMax);
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: the file has no rows", path.string());
@@ -217,8 +222,8 @@ class CodeTask final : public Adapter {
   }
 
   std::string_view name() const override { return "code"; }
-  // Nearly always repeatable; a program may behave differently each time. The learner's second grading rules that out
-  // before it accuses a worker (learner/regrading.hpp).
+  // Nearly always repeatable, although a program may behave differently each time: before the learner accuses a worker,
+  // it grades a second time, which rules that out (learner/regrading.hpp).
   Repeatable repeatable(const Problem&) const override { return Repeatable::kCostly; }
 
   Result<Problem> problem(std::uint64_t index) const override {
@@ -295,7 +300,7 @@ class CodeTask final : public Adapter {
     train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)),
                   std::make_move_iterator(rows.end()));
     rows.resize(count);
-    // A duplicate row is in only one of the two sets.
+    // A task that occurs twice in the file must not be in both sets, so held-out tasks are not trained on.
     std::set<std::string_view> held_out_tasks;
     for (const Row& row : rows) held_out_tasks.insert(row.task);
     std::erase_if(train_, [&](const Row& row) { return held_out_tasks.contains(row.task); });
@@ -306,7 +311,7 @@ class CodeTask final : public Adapter {
 
   Problem to_problem(std::string_view split, std::uint64_t number, const Row& row) const {
     std::string prompt =
-        options_.prompt ? *options_.prompt : std::string(row.is_humaneval ? kFunctionPrompt : kListedPrompt);
+        options_.prompt ? *options_.prompt : std::string(row.is_humaneval ? kHumanEvalPrompt : kMbppPrompt);
     // Replaces {tests} first, so that braces in the task's text stay unchanged.
     replace_all(prompt, kTestsPlaceholder, row.tests);
     if (const auto offset = prompt.find(kTaskPlaceholder); offset != std::string::npos)

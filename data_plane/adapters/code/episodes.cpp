@@ -49,7 +49,7 @@ ThreadPool::~ThreadPool() {
     closed_ = true;
     waiting_.clear();
   }
-  changed_.notify_all();
+  wake_threads_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -60,13 +60,13 @@ void ThreadPool::post(std::function<void()> work) {
     waiting_.push_back(std::move(work));
     if (threads_.size() < threads_max_) threads_.emplace_back([this] { run_jobs(); });
   }
-  changed_.notify_one();
+  wake_threads_.notify_one();
 }
 
 void ThreadPool::run_jobs() {
   for (;;) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    wake_threads_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
     if (closed_) return;
     const std::function<void()> work = std::move(waiting_.front());
     waiting_.pop_front();

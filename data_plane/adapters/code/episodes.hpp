@@ -26,7 +26,7 @@ class ThreadPool {
 
   const std::size_t threads_max_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable wake_threads_;
   std::deque<std::function<void()>> waiting_;  // jobs; at most one per episode
   std::vector<std::thread> threads_;
   bool closed_ = false;

@@ -68,6 +68,7 @@ class ProgramObject:
 
 
 def refuse_object(value):
+    """For encode(): an object of the tests cannot be sent by reference."""
     raise NotTransferable("tests hand over data and what the program gave them, not " + type(value).__name__)
 
 
@@ -121,6 +122,7 @@ def ask(do, *args, **named):
 
 
 def copy_content(target, source):
+    """Gives an argument of a test the content that the program has left in its copy."""
     if type(target) is list and type(source) is list or type(target) is bytearray and type(source) is bytearray:
         target[:] = source
     elif type(target) in (dict, set) and type(source) is type(target):
@@ -137,13 +139,13 @@ def names_bound(tree):
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             imported.update((each.asname or each.name).split(".")[0] for each in statement.names)
         else:
-            names = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
-            defined.update(n.id for n in names if isinstance(n.ctx, ast.Store))
+            names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            defined.update(node.id for node in names if isinstance(node.ctx, ast.Store))
     return defined, imported
 
 
 def names_read(tree):
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def run_imports(tree, namespace):
@@ -160,7 +162,8 @@ def is_check(statement):
     `assert True`."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return False
-    return any(isinstance(n, ast.Assert) and not isinstance(n.test, ast.Constant) for n in ast.walk(statement))
+    return any(isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
+               for node in ast.walk(statement))
 
 
 def is_constant_assertion(statement):
@@ -170,7 +173,7 @@ def is_constant_assertion(statement):
 def tests_of_function(task):
     """HumanEval: the assertions of check(candidate), each with the statements before it."""
     tree = ast.parse(task["test"])
-    check = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check")
+    check = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "check")
     preparation, bodies = [], []
     for statement in check.body:
         if is_check(statement):
@@ -178,7 +181,7 @@ def tests_of_function(task):
         elif not is_constant_assertion(statement):
             preparation = preparation + [statement]
     check_body = check.body
-    for body in bodies or [check_body]:
+    for body in bodies or [check_body]:  # without any assertion, the whole function is one test
         check.body = body
         yield compile(tree, "test", "exec")
 
@@ -202,7 +205,7 @@ def run_listed(task, code):
     reference = ast.parse(task["code"])
     defined, imported = names_bound(reference)
     defined_by_setup, imported_by_setup = names_bound(setup)
-    read = names_read(setup) | {n for test in task["tests"] for n in names_read(ast.parse(test))}
+    read = names_read(setup) | {name for test in task["tests"] for name in names_read(ast.parse(test))}
     namespace = {"__name__": "test"}
     run_imports(reference, namespace)
     for name in read:
@@ -226,7 +229,7 @@ def examine(task):
     for number in range(task["first"], len(tests)):
         lines.put("B%d" % number)
         lines.get()  # waits until the grader has a program ready
-        random.seed(0)
+        random.seed(0)  # so that a test that uses random numbers gives the same verdict each time
         try:
             run(task, tests[number])
             passed = True

@@ -6,7 +6,7 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::size_t kFenceTicksMin = 3;
+constexpr std::size_t kFenceTicksMin = 3;  // backticks of a line that opens a block
 constexpr std::string_view kThinkBegin = "<think>", kThinkEnd = "</think>";
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
@@ -64,11 +64,13 @@ ExtractedProgram extract_code(std::string_view response) {
       const std::string_view line = next_line(remaining);
       const std::size_t closing_ticks = leading_backticks(line);
       closed = closing_ticks >= opening_ticks && is_blank(line.substr(closing_ticks));
+      // The block ends before its closing line. Without one, it is all lines so far.
       block_bytes = static_cast<std::size_t>((closed ? line.data() : remaining.data()) - begin);
     }
     if (!language.empty() && language != "python" && language != "py" && language != "python3") continue;
     const std::string_view block(begin, block_bytes);
     const bool block_defines_something = defines_something(block);
+    // The last block counts, but one that only calls functions does not replace one that defines some.
     if (best_defines_something && !block_defines_something) continue;
     best_block = block;
     found_block = true;

@@ -29,14 +29,16 @@ using sandbox::Process;
 
 TimePoint now() { return SystemClock().now(); }
 
-std::size_t number_after_letter(std::string_view line) {
+// The number in a message of the examiner, which follows the letter that tells its kind.
+std::size_t number_behind_letter(std::string_view line) {
   std::size_t value = 0;
   std::from_chars(line.data() + std::min<std::size_t>(1, line.size()), line.data() + line.size(), value);
   return value;
 }
 
+// The text as a JSON string, which is one line.
 std::string json_text(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
 }
 
 // A cache of grades in two generations: it keeps at least the newer half of the grades that fit. One thread at a time.
@@ -69,7 +71,7 @@ struct Grader::Impl {
   std::unique_ptr<sandbox::Pool> pool;
 
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable slot_is_free_or_stopping;
   std::size_t grading_count = 0;
   bool stopping = false;
   std::vector<Process> candidates, examiners;  // started in advance, idle
@@ -112,7 +114,8 @@ struct Grader::Impl {
                 printable(process.wait().err));
   }
 
-  // Takes a sandbox started in advance, or starts one, and starts another for the next caller.
+  // Takes a sandbox that was started in advance, or starts one. Also starts another one for the next caller, because
+  // starting takes longer than many gradings.
   Result<Process> take_candidate() {
     std::optional<Process> ready;
     {
@@ -155,7 +158,7 @@ struct Grader::Impl {
 
   bool acquire_slot() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return stopping || grading_count < options.parallel; });
+    slot_is_free_or_stopping.wait(lock, [&] { return stopping || grading_count < options.parallel; });
     if (stopping) return false;
     ++grading_count;
     return true;
@@ -165,7 +168,7 @@ struct Grader::Impl {
       const std::lock_guard lock(mutex);
       --grading_count;
     }
-    changed.notify_all();
+    slot_is_free_or_stopping.notify_all();
   }
 };
 
@@ -255,12 +258,12 @@ class Grading {
       // The messages of examiner.py.
       switch (line->empty() ? '\0' : line->front()) {
         case 'N':  // number of tests
-          grade_.tests = number_after_letter(*line);
+          grade_.tests = number_behind_letter(*line);
           if (grade_.tests == 0 || grade_.tests > kTestsMax)
             return fail(Code::kInvalid, kOperation, "expected 1 to {} tests, found {}", kTestsMax, grade_.tests);
           break;
         case 'B': {  // a test begins
-          current_test = number_after_letter(*line);
+          current_test = number_behind_letter(*line);
           Status ready = prepare_candidate();
           if (!ready) return std::move(ready).error();
           sent = examiner.write("go\n", kStartTimeout);
@@ -345,9 +348,9 @@ Grader::Grader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<Grader>> Grader::start(GraderOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  // A program needs a candidate and an examiner, and as many may be idle.
+  // Each program that is graded needs a candidate and an examiner, and as many of both may be idle.
   ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.long_lived_max = 4 * options.parallel + 4}));
-  ECHO_ASSIGN(Process examiner, impl->take_examiner());
+  ECHO_ASSIGN(Process examiner, impl->take_examiner());  // checks at once that the interpreter starts
   impl->return_examiner(std::move(examiner));
   return std::unique_ptr<Grader>(new Grader(std::move(impl)));
 }
@@ -359,12 +362,12 @@ void Grader::stop() {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
   }
-  impl_->changed.notify_all();
+  impl_->slot_is_free_or_stopping.notify_all();
   impl_->pool->stop();
 }
 
 Result<Grade> Grader::grade(std::string_view task, std::string_view program) {
-  std::string key = fmt::format("{}:{}{}", task.size(), task, program);
+  std::string key = fmt::format("{}:{}{}", task.size(), task, program);  // the size tells where the program begins
   {
     const std::lock_guard lock(impl_->mutex);
     if (auto grade = impl_->cache.find(key)) return *std::move(grade);

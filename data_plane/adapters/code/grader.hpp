@@ -25,7 +25,7 @@ struct GraderOptions {
 
 struct Grade {
   bool compiles = false;
-  std::size_t passed = 0, tests = 0;  // tests: 0 if the program did not load
+  std::size_t passed = 0, tests = 0;  // numbers of tests; `tests` is 0 if the program did not load
   bool late = false;                  // a time limit was reached: a faster machine might pass more tests
   bool may_change = false;            // the program was killed or late: the grade may differ next time
   std::string first_failure;          // the first failure, for users: "syntax error", "test 3: took longer than 5 s"

@@ -5,9 +5,9 @@ import json
 import os
 import sys
 
-TYPES = {t.__name__: t
-         for t in (bool, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)}
-EXACT = 1 << 53  # integers up to here are written as JSON
+TYPES = {kind.__name__: kind
+         for kind in (bool, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)}
+EXACT_MAX = 1 << 53  # integers up to here are JSON numbers; larger ones are hexadecimal, which has no limit of digits
 
 
 class NotTransferable(TypeError):
@@ -26,16 +26,18 @@ def encode(value, refer):
     """Returns the value as JSON can represent it. refer(object) returns the number that refers to an object."""
     if value is None or value is True or value is False:
         return value
+    # Here and below: methods of the built-in classes, because the value's own class may replace them.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         value = int.__add__(value, 0)
-        return value if -EXACT <= value <= EXACT else {"int": hex(value)}
+        return value if -EXACT_MAX <= value <= EXACT_MAX else {"int": hex(value)}
     if isinstance(value, float):
         return float.__add__(value, 0.0)
     if isinstance(value, list):
         return [encode(each, refer) for each in value]
     if isinstance(value, dict):
+        # A list of pairs, because a key of a JSON object must be a text.
         return {"dict": [[encode(k, refer), encode(v, refer)] for k, v in value.items()]}
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
@@ -109,7 +111,7 @@ class Lines:
         while b"\n" not in parts[-1]:
             parts.append(os.read(self.read_fd, 1 << 16))
             if not parts[-1]:
-                os._exit(0)
+                os._exit(0)  # the other process has ended
         line, self.unread = b"".join(parts).split(b"\n", 1)
         return line.decode("utf-8", "surrogatepass")
 

@@ -28,8 +28,10 @@ struct LibraryError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Replaces bytes that are not UTF-8.
 std::string with_valid_utf8(const std::string& text) {
-  return json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
+  return json::parse(json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace))
+      .get<std::string>();
 }
 
 std::string checked_text(const echoline_text& text, const char* what, std::size_t bytes_max) {
@@ -120,7 +122,8 @@ class Library {
       if (problem.demonstration.size > 0)
         entry["demonstration"] = checked_text(problem.demonstration, "demonstration", kTextBytesMax);
       if (problem.metadata.size > 0) {
-        entry["metadata"] = json::parse(checked_text(problem.metadata, "metadata", kTextBytesMax), nullptr, false);
+        entry["metadata"] =
+            json::parse(checked_text(problem.metadata, "metadata", kTextBytesMax), nullptr, /*allow_exceptions=*/false);
         if (entry["metadata"].is_discarded()) throw LibraryError("'metadata' is not valid JSON");
       }
       problems.push_back(std::move(entry));
@@ -233,7 +236,7 @@ json result_of(std::unique_ptr<Library>& library, const char* path, const json& 
     library = std::make_unique<Library>(path);
     return library->hello(request);
   }
-  // Requests run one at a time, so a cancel arrives after the request that it would end.
+  // Requests run one at a time, so a cancel is only read after the request that it should end, and has no effect.
   if (method == "ping" || method == "cancel") return json::object();
   if (!library) throw LibraryError("expected hello first");
   if (method == "close") {  // ends the listed episodes; the task stays open
@@ -282,11 +285,12 @@ int main(int argc, char** argv) {
       reply = {{"id", id}, {"error", error.what()}};
     }
     if (id.is_null()) continue;  // a notice, which gets no reply
-    const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+    // Replaces invalid UTF-8: an error's text may quote the request.
+    const std::string text = reply.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace) + "\n";
     for (std::size_t written = 0; written < text.size();) {
-      const ssize_t n = ::write(answers_fd, text.data() + written, text.size() - written);
-      if (n <= 0) return 1;
-      written += static_cast<std::size_t>(n);
+      const ssize_t just_written = ::write(answers_fd, text.data() + written, text.size() - written);
+      if (just_written <= 0) return 1;
+      written += static_cast<std::size_t>(just_written);
     }
   }
   return 0;

@@ -14,11 +14,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kLibraryBytesMax = 16u << 20;
+constexpr std::uint64_t kLibraryFileBytesMax = 16u << 20;
 
 struct Options {
   std::filesystem::path library;
-  std::string contents_json = "{}";
+  std::string library_hex_json = "{}";  // the library's bytes: {"library": "<hexadecimal digits>"}
   process::TaskOptions task;
 
   void read(ConfigSection s, AdapterUse use) {
@@ -26,26 +26,29 @@ struct Options {
       s.require("library", library,
                 "the shared library's file; the run sends it to the workers, which must be machines of the same kind");
     else
-      contents_json = s.json("contents", "what the file holds");
+      library_hex_json = s.json("contents", "what the file holds");
     task.read(s);
   }
 };
 
-Result<std::string> contents_from(const std::string& text) {
-  const json contents = json::parse(text, nullptr, false);
+Result<std::string> library_bytes_from(const std::string& text) {
+  const json contents = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!contents.is_object() || !contents.contains("library") || !contents["library"].is_string())
     return fail(Code::kInvalid, "task", "expected the contents of the library's file");
   return library::from_hex(contents["library"].get_ref<const std::string&>());
 }
 
+// The learner (kProblems) reads the file, and replaces the option `library` by `contents` in the options that it sends
+// to the workers. A worker takes the library from `contents`.
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(const Options task_options, options_from_json<Options>("library", options_json, use));
-  const std::string name = use == AdapterUse::kProblems ? task_options.library.string() : "the task's library";
-  auto bytes =
-      use == AdapterUse::kProblems ? read_file(name, kLibraryBytesMax) : contents_from(task_options.contents_json);
-  if (!bytes) return use == AdapterUse::kProblems ? as_user_error(std::move(bytes).error()) : std::move(bytes).error();
-  ECHO_TRY(library::check_library(*bytes, name));
-  json options = json::parse(options_json, nullptr, false);
+  const bool has_file = use == AdapterUse::kProblems;
+  const std::string name_in_errors = has_file ? task_options.library.string() : "the task's library";
+  auto bytes = has_file ? read_file(task_options.library, kLibraryFileBytesMax)
+                        : library_bytes_from(task_options.library_hex_json);
+  if (!bytes) return has_file ? as_user_error(std::move(bytes).error()) : std::move(bytes).error();
+  ECHO_TRY(library::check_library(*bytes, name_in_errors));
+  json options = json::parse(options_json, nullptr, /*allow_exceptions=*/false);
   options.erase("library");
   options["contents"] = {{"library", library::to_hex(*bytes)}};
   sandbox::Command command;

@@ -19,23 +19,24 @@ using maths::kCountdownNumberMax;
 using maths::kCountdownNumbersMax;
 using maths::Verdict;
 
-constexpr std::uint64_t kHeldOutDivisor = 8;     // one problem in 8 is held out
-constexpr std::uint64_t kDrawsMax = 10'000;      // draws per problem, at most
-constexpr std::uint64_t kTriesPerHeldOut = 100;  // more draws; if few problems are possible, many draws repeat one
+constexpr std::uint64_t kHeldOutDivisor = 8;           // one problem in 8 is held out
+constexpr std::uint64_t kDrawsPerProblemMax = 10'000;  // draws per problem, at most
+// Further draws for each held-out problem, because many draws repeat a problem if few are possible.
+constexpr std::uint64_t kTriesPerHeldOutProblem = 100;
 constexpr std::uint64_t kTargetMax = 1'000'000;
-// Intermediate results may exceed the target by this factor; products fit in 64 bits.
+// Intermediate results may exceed the largest target by this factor; their products still fit in 64 bits.
 constexpr std::uint64_t kIntermediateFactor = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
 constexpr std::string_view kNumbersPlaceholder = "{numbers}", kTargetPlaceholder = "{target}";
 
-enum class Form { kBare, kTagged };  // where a response has its expression
-enum class Use { kAll, kAny };       // whether an expression must use all numbers
+enum class ExpressionPlace { kBare, kTagged };  // where a response has its expression
+enum class NumbersUse { kAll, kAny };           // whether an expression must use all numbers
 
 struct Options {
   std::uint64_t numbers = 4, number_max = 99, target_max = 100, evaluation_problems = 256;
   std::vector<std::string> operations{"+", "-", "*", "/"};
-  Use use = Use::kAll;
-  Form form = Form::kTagged;
+  NumbersUse use = NumbersUse::kAll;
+  ExpressionPlace form = ExpressionPlace::kTagged;
   std::optional<std::string> prompt;
   maths::RewardWeights reward;
   double allowed_reward = 0;
@@ -53,9 +54,9 @@ struct Options {
       if (!seen.insert(name).second) s.error("operations", fmt::format("holds '{}' twice", name.substr(0, 16)));
     }
     if (operations.empty()) s.error("operations", "expected a non-empty list");
-    s.read_choice("use", use, {{"all", Use::kAll}, {"any", Use::kAny}},
+    s.read_choice("use", use, {{"all", NumbersUse::kAll}, {"any", NumbersUse::kAny}},
                   "whether an expression must have every number exactly once, or each at most once");
-    s.read_choice("form", form, {{"tagged", Form::kTagged}, {"bare", Form::kBare}},
+    s.read_choice("form", form, {{"tagged", ExpressionPlace::kTagged}, {"bare", ExpressionPlace::kBare}},
                   "where the expression is: between the last `<answer>` and `</answer>`, or the whole response");
     s.read("prompt", prompt,
            {"text of a problem; {numbers} and {target} stand for its numbers and its target",
@@ -76,8 +77,8 @@ std::string default_prompt(const Options& options) {
   return fmt::format(
       "Make {} from the numbers {} with {} and brackets. Use every number {} once. Write only the expression{}.",
       kTargetPlaceholder, kNumbersPlaceholder, fmt::join(options.operations, " "),
-      options.use == Use::kAll ? "exactly" : "at most",
-      options.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
+      options.use == NumbersUse::kAll ? "exactly" : "at most",
+      options.form == ExpressionPlace::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
 }
 
 // The data for grading a response. Problem::reference holds it as "target number number ...".
@@ -148,10 +149,10 @@ class Countdown final : public Adapter {
 
   // Draws the held-out problems, and enough others to know that training problems exist.
   Status draw_held_out() {
-    Random random(random_key_, 1);
+    Random random(random_key_, /*stream=*/1);
     std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
     for (std::uint64_t tries = 0; held_out_.size() < options_.evaluation_problems; ++tries) {
-      const std::uint64_t tries_max = kDrawsMax + kTriesPerHeldOut * options_.evaluation_problems;
+      const std::uint64_t tries_max = kDrawsPerProblemMax + kTriesPerHeldOutProblem * options_.evaluation_problems;
       const auto drawn = tries < tries_max ? draw(random, /*held_out=*/true) : std::nullopt;
       if (!drawn)
         return fail(Code::kInvalid, "countdown",
@@ -164,7 +165,7 @@ class Countdown final : public Adapter {
       if (seen.emplace(std::move(sorted), drawn->puzzle.target).second)
         held_out_.push_back(to_problem(fmt::format("countdown/test/{}", held_out_.size()), drawn->puzzle));
     }
-    // Fails now if training problems cannot be drawn.
+    // Draws a training problem, so that an error is reported now and not during the run.
     return problem(0) ? ok() : Status(problem(0).error());
   }
 
@@ -177,7 +178,7 @@ class Countdown final : public Adapter {
     const auto drawn = training_puzzle(index);
     if (!drawn)
       return fail(Code::kInvalid, "countdown",
-                  "no problem in {} draws reaches a target of at most {}; raise target_max", kDrawsMax,
+                  "no problem in {} draws reaches a target of at most {}; raise target_max", kDrawsPerProblemMax,
                   options_.target_max);
     return to_problem(fmt::format("countdown/train/{}", index), drawn->puzzle);
   }
@@ -192,11 +193,12 @@ class Countdown final : public Adapter {
     if (puzzle && range) {
       const std::string_view expression = response.substr(range->first, range->second - range->first);
       result = maths::evaluate(
-          expression, {.numbers = puzzle->numbers, .operations = operations_, .use_all = options_.use == Use::kAll},
+          expression,
+          {.numbers = puzzle->numbers, .operations = operations_, .use_all = options_.use == NumbersUse::kAll},
           puzzle->target);
       verdict.correct = result == ExpressionResult::kTarget;
       if (result != ExpressionResult::kNoExpression) verdict.answer = expression;
-      if (options_.form == Form::kTagged)
+      if (options_.form == ExpressionPlace::kTagged)
         verdict.trailing = maths::count_characters(response.substr(range->second + kClose.size()));
     }
     Score score = options_.reward.score(verdict, response);
@@ -215,7 +217,8 @@ class Countdown final : public Adapter {
     if (error != std::errc{} || stop != end) return std::nullopt;
     const auto drawn = training_puzzle(index);
     if (!drawn || drawn->puzzle.reference() != problem.reference()) return std::nullopt;
-    return options_.form == Form::kBare ? drawn->expression : fmt::format("{}{}{}", kOpen, drawn->expression, kClose);
+    return options_.form == ExpressionPlace::kBare ? drawn->expression
+                                                   : fmt::format("{}{}{}", kOpen, drawn->expression, kClose);
   }
 
  private:
@@ -224,9 +227,9 @@ class Countdown final : public Adapter {
     return draw(random, /*held_out=*/false);
   }
 
-  // Draws puzzles until is_held_out() of one equals `held_out`. Absent after kDrawsMax draws.
+  // Draws puzzles until is_held_out() of one equals `held_out`. Absent after kDrawsPerProblemMax draws.
   std::optional<SolvedPuzzle> draw(Random& random, bool held_out) const {
-    for (std::uint64_t tries = 0; tries < kDrawsMax; ++tries) {
+    for (std::uint64_t tries = 0; tries < kDrawsPerProblemMax; ++tries) {
       std::optional<SolvedPuzzle> drawn = draw_once(random);
       if (drawn && is_held_out(drawn->puzzle) == held_out) return drawn;
     }
@@ -282,7 +285,7 @@ class Countdown final : public Adapter {
                                   : operation == '*' ? large * small
                                                      : large / small;
       if (value > limit) continue;
-      const bool swapped = (operation == '+' || operation == '*') && random.below(2) == 0;
+      const bool swapped = (operation == '+' || operation == '*') && random.below(2) == 0;  // for variety
       possible[count++] = {.value = value, .operation = operation, .left = swapped ? b : a, .right = swapped ? a : b};
     }
     if (count == 0) return std::nullopt;
@@ -299,7 +302,7 @@ class Countdown final : public Adapter {
 
   // Offsets of the expression's first character and of its end. Absent if there is no expression in its place.
   std::optional<std::pair<std::size_t, std::size_t>> expression_range(std::string_view response) const {
-    if (options_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
+    if (options_.form == ExpressionPlace::kBare) return std::pair{std::size_t{0}, response.size()};
     const std::size_t close = response.rfind(kClose);
     const std::size_t open = close == std::string_view::npos ? close : response.substr(0, close).rfind(kOpen);
     if (open == std::string_view::npos) return std::nullopt;

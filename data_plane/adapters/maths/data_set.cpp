@@ -35,7 +35,7 @@ class DataSet final : public Adapter {
     // Splits by the prompt's hash, so that all rows of a prompt are on the same side.
     const double share = options.held_out_fraction;
     const auto is_held_out = [&](std::uint64_t prompt_hash) {
-      // Each prompt's hash gives a number in [0, 1), uniform over the prompts.
+      // The upper 53 bits of the mixed hash, divided by 2^53: a number in [0, 1), uniform over the prompts.
       return static_cast<double>(mix64(prompt_hash ^ shuffle_key_) >> 11) * 0x1.0p-53 < share;
     };
     ECHO_TRY(read_held_out(train_->move_out(is_held_out)));
@@ -61,7 +61,7 @@ class DataSet final : public Adapter {
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
     Verdict verdict = grade(rule_, response, problem.reference());
-    verdict.correct = verdict.correct && !problem.reference().empty();
+    verdict.correct = verdict.correct && !problem.reference().empty();  // an empty response must not be correct
     return reward_.score(verdict, response);
   }
 

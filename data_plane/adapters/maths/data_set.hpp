@@ -13,7 +13,7 @@
 
 namespace echoline::data_plane::maths {
 
-// Held-out problems are kept in memory.
+// Limits, because held-out problems are kept in memory: their number and bytes.
 inline constexpr std::size_t kHeldOutMax = 100'000, kHeldOutBytesMax = 256u << 20;
 
 struct DataSetOptions {

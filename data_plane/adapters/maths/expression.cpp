@@ -10,7 +10,7 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-__extension__ using Wide = __int128;
+__extension__ using Wide = __int128;  // __extension__: no warning, although __int128 is not standard C++
 
 struct Fraction {
   Wide numerator = 0, denominator = 1;
@@ -23,7 +23,7 @@ class Parser {
   Parser(std::string_view text, const ExpressionRules& rules) : text_(text), rules_(rules) {}
 
   ExpressionResult run(std::uint64_t target) {
-    const Fraction value = parse_sum(0);
+    const Fraction value = parse_sum(/*depth=*/0);
     if (peek() != 0) malformed_ = true;
     if (malformed_) return ExpressionResult::kNoExpression;
     const auto used_count = static_cast<std::size_t>(std::count(used_.begin(), used_.end(), true));
@@ -41,14 +41,14 @@ class Parser {
     while (!text_.empty() && std::string_view(" \t\r\n").find(text_[0]) != std::string_view::npos)
       text_.remove_prefix(1);
     if (text_.empty()) return 0;
-    for (const auto& [sign, meaning] : kSigns)
+    for (const auto& [sign, meaning] : kOtherOperators)
       if (text_.starts_with(sign)) return meaning;
     return std::string_view("0123456789()+-*/").find(text_[0]) == std::string_view::npos ? kUnknownCharacter : text_[0];
   }
 
   void skip_token() {
     std::size_t bytes = 1;
-    for (const auto& [sign, meaning] : kSigns)
+    for (const auto& [sign, meaning] : kOtherOperators)
       if (text_.starts_with(sign)) bytes = sign.size();
     text_.remove_prefix(bytes);
   }
@@ -79,7 +79,7 @@ class Parser {
     while (const auto sign = take_operator('*', '/')) {
       Fraction next = parse_factor(depth);
       if (*sign == '/') std::swap(next.numerator, next.denominator);
-      if (next.denominator == 0) undefined_ = true;
+      if (next.denominator == 0) undefined_ = true;  // a division by zero
       if (has_no_value()) continue;
       value = {.numerator = value.numerator * next.numerator, .denominator = value.denominator * next.denominator};
     }
@@ -128,7 +128,7 @@ class Parser {
   bool has_no_value() const { return malformed_ || forbidden_ || undefined_; }
 
   // Other characters for the operators, as UTF-8.
-  static constexpr std::pair<std::string_view, char> kSigns[] = {
+  static constexpr std::pair<std::string_view, char> kOtherOperators[] = {
       {"\xe2\x88\x92", '-'}, {"\xc3\x97", '*'}, {"\xc3\xb7", '/'}};  // U+2212, U+00D7, U+00F7
   std::string_view text_;
   const ExpressionRules& rules_;

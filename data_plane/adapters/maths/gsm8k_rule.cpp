@@ -29,7 +29,7 @@ std::optional<Number> number_at(std::string_view text, std::size_t begin) {
 }
 
 // The last run of number characters that ends at `end` or before it, with the '-' before it.
-std::optional<Number> number_before(std::string_view text, std::size_t end) {
+std::optional<Number> last_number_before(std::string_view text, std::size_t end) {
   while (end > 0 && !is_number_character(text[end - 1])) --end;
   if (end == 0) return std::nullopt;
   std::size_t begin = end;
@@ -62,10 +62,10 @@ Verdict gsm8k_strict(std::string_view response, std::string_view reference) {
 
 Verdict gsm8k_flexible(std::string_view response, std::string_view reference) {
   const std::string_view text = last_characters(response, kGradedCharactersMax);
-  auto number = number_before(text, text.size());
+  auto number = last_number_before(text, text.size());
   if (!number) return {};
   while (number->text == ".") {  // a lone "." counts only if there is no other number
-    const auto previous = number_before(text, number->end - number->text.size());
+    const auto previous = last_number_before(text, number->end - number->text.size());
     if (!previous) break;
     number = previous;
   }
@@ -74,8 +74,8 @@ Verdict gsm8k_flexible(std::string_view response, std::string_view reference) {
 
 Verdict last_number(std::string_view response, std::string_view reference) {
   const std::string_view text = last_characters(response, kGradedCharactersMax);
-  for (auto number = number_before(text, text.size()); number;
-       number = number_before(text, number->end - number->text.size())) {
+  for (auto number = last_number_before(text, text.size()); number;
+       number = last_number_before(text, number->end - number->text.size())) {
     std::string_view digits = number->text;
     while (digits.ends_with('.') || digits.ends_with(',')) digits.remove_suffix(1);
     if (std::any_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; }))

@@ -10,8 +10,8 @@ namespace echoline::data_plane::maths {
 namespace {
 
 enum class Variant { kHendrycks, kVerl };
-constexpr std::size_t kVariableCharactersMax = 2;
-constexpr std::size_t kIntegerDigitsMax = 4300;  // Python 3.11 and later refuse longer integers by default
+constexpr std::size_t kVariableCharactersMax = 2;  // of "x " in "x = 5": characters before an '=' that is removed
+constexpr std::size_t kIntegerDigitsMax = 4300;    // Python 3.11 and later refuse longer integers by default
 
 struct Box {
   std::string_view content;
@@ -50,11 +50,11 @@ struct Replacement {
   CharacterView from, to;
 };
 // In this order: each replacement works on the result of those before it.
-constexpr Replacement kBeforeUnits[] = {
+constexpr Replacement kReplacementsBeforeUnit[] = {
     {U"\n", U""},     {U"\\!", U""},     {U"\\\\", U"\\"},    {U"tfrac", U"frac"}, {U"dfrac", U"frac"},
     {U"\\left", U""}, {U"\\right", U""}, {U"^{\\circ}", U""}, {U"^\\circ", U""},   {U"\\$", U""},
 };
-constexpr Replacement kAfterUnits[] = {{U"\\%", U""}, {U" .", U" 0."}, {U"{.", U"{0."}};
+constexpr Replacement kReplacementsAfterUnit[] = {{U"\\%", U""}, {U" .", U" 0."}, {U"{.", U"{0."}};
 
 void replace(Characters& text, const Replacement& replacement) {
   if (text.find(replacement.from) != Characters::npos) text = replaced(text, replacement.from, replacement.to);
@@ -134,16 +134,16 @@ Characters quotient_as_fraction(Characters text) {
 
 // Absent if the normalisation is undefined.
 std::optional<Characters> normalised(Characters text, Variant variant) {
-  for (const Replacement& r : kBeforeUnits) replace(text, r);
+  for (const Replacement& replacement : kReplacementsBeforeUnit) replace(text, replacement);
   constexpr CharacterView kUnit = U"\\text{ ";
   if (occurrences(text, kUnit) > 1) return std::nullopt;
-  text.resize(std::min(text.find(kUnit), text.size()));
+  text.resize(std::min(text.find(kUnit), text.size()));  // cuts the unit off
   // The authors' code removes "\\%" twice; the first removal can create another "\\%". verl's code begins with "\\\\%".
   replace(text, variant == Variant::kVerl ? Replacement{U"\\\\%", U""} : Replacement{U"\\%", U""});
-  for (const Replacement& r : kAfterUnits) replace(text, r);
+  for (const Replacement& replacement : kReplacementsAfterUnit) replace(text, replacement);
   if (text.empty()) return text;
   if (text[0] == U'.') text.insert(text.begin(), U'0');
-  // "x =" and "k=" in front of the value are left out.
+  // "x =" and "k=" in front of the value are left out. Without an '=', `sign` is npos, which is above the limit.
   if (const std::size_t sign = text.find(U'=');
       sign <= kVariableCharactersMax && text.find(U'=', sign + 1) == Characters::npos)
     text.erase(0, sign + 1);

@@ -13,9 +13,9 @@ namespace echoline::data_plane::maths {
 namespace {
 
 constexpr std::size_t kGradedCharactersMax = 300;
-constexpr std::size_t kBoxCharactersMax = 100;
-constexpr std::string_view kBox = "\\boxed{";
-constexpr CharacterView kNoAnswer = U"[INVALID]";  // compared if there is no answer
+constexpr std::size_t kBoxCharactersMax = 100;  // math_dapo_boxed() searches the last 100 characters
+constexpr std::string_view kBoxCommand = "\\boxed{";
+constexpr CharacterView kNoAnswer = U"[INVALID]";  // verl compares this text if there is no answer
 
 struct Replacement {
   CharacterView from, to;
@@ -237,12 +237,12 @@ Verdict math_dapo(std::string_view response, std::string_view reference) {
 
 Verdict math_dapo_boxed(std::string_view response, std::string_view reference) {
   const std::string_view text = last_characters(last_characters(response, kGradedCharactersMax), kBoxCharactersMax);
-  const std::size_t begin = text.rfind(kBox);
+  const std::size_t begin = text.rfind(kBoxCommand);
   std::uint64_t open_braces = 0;
   for (std::size_t i = begin; begin != std::string_view::npos && i < text.size(); ++i) {
     if (text[i] == '{') ++open_braces;
     if (text[i] != '}' || --open_braces > 0) continue;
-    std::string answer = encode(decode(text.substr(begin + kBox.size(), i - begin - kBox.size())));
+    std::string answer = encode(decode(text.substr(begin + kBoxCommand.size(), i - begin - kBoxCommand.size())));
     const bool correct = answer == encode(decode(reference));
     return {.correct = correct, .answer = std::move(answer), .trailing = count_characters(text.substr(i + 1))};
   }

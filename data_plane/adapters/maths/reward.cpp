@@ -6,8 +6,8 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr std::uint64_t kTrailingForFormat = 50;    // characters after the answer at which `format` is 0
-constexpr std::uint64_t kTrailingForNothing = 200;  // characters after the answer at which `no_trailing` is 0
+constexpr std::uint64_t kTrailingFormatEnd = 50;  // characters after the answer at which `format` is 0
+constexpr std::uint64_t kTrailingPartEnd = 200;   // characters after the answer at which `no_trailing` is 0
 
 bool closes_thoughts(std::string_view response) {
   constexpr std::string_view kClose = "</think>";
@@ -31,10 +31,10 @@ void RewardWeights::read(ConfigSection s) {
 }
 
 Score RewardWeights::score(const Verdict& verdict, std::string_view response) const {
-  const bool has_format = verdict.answer && verdict.trailing < kTrailingForFormat;
-  const std::uint64_t trailing = std::min(verdict.trailing, kTrailingForNothing);
+  const bool has_format = verdict.answer && verdict.trailing < kTrailingFormatEnd;
+  const std::uint64_t trailing = std::min(verdict.trailing, kTrailingPartEnd);
   const double no_trailing_part =
-      verdict.answer ? 1 - static_cast<double>(trailing) / static_cast<double>(kTrailingForNothing) : 0;
+      verdict.answer ? 1 - static_cast<double>(trailing) / static_cast<double>(kTrailingPartEnd) : 0;
   const double thinking_part = closes_thoughts(response) ? 1 : 0;
   const double reward = (verdict.correct ? correct : wrong) + format * (has_format ? 1 : 0) + thinking * thinking_part +
                         no_trailing * no_trailing_part;

@@ -17,9 +17,8 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-// The limits of these fields in schema.proto; change both together.
 constexpr std::size_t kReadBlockBytes = 1u << 20;
-constexpr std::size_t kDepthMax = 64;
+constexpr std::size_t kDepthMax = 64;  // nested brackets of a row
 
 std::uint64_t hash_of(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
 
@@ -39,16 +38,16 @@ Digest digest_of(const Row& row) {
   return {.low = mix64(prompt.low64) + reference.low64, .high = mix64(prompt.high64) + reference.high64};
 }
 
-// Whether more brackets are open at once than a row needs. Reading them would take much memory and time.
+// Whether more brackets are open at once than a row needs. To parse them would take much memory and time.
 bool is_nested_too_deep(std::string_view line) {
   std::size_t depth = 0;
-  bool quoted = false;
+  bool in_string = false;
   for (std::size_t i = 0; i < line.size() && depth <= kDepthMax; ++i) {
     const char c = line[i];
-    if (quoted && c == '\\') ++i;
-    if (c == '"') quoted = !quoted;
-    if (!quoted && (c == '{' || c == '[')) ++depth;
-    if (!quoted && (c == '}' || c == ']') && depth > 0) --depth;
+    if (in_string && c == '\\') ++i;  // an escaped quote does not end the string
+    if (c == '"') in_string = !in_string;
+    if (!in_string && (c == '{' || c == '[')) ++depth;
+    if (!in_string && (c == '}' || c == ']') && depth > 0) --depth;
   }
   return depth > kDepthMax;
 }
@@ -76,18 +75,18 @@ Status for_each_line(const std::filesystem::path& path, int fd, OnLine on_line) 
   std::uint64_t offset = 0, number = 0;
   std::vector<char> block(kReadBlockBytes);
   for (bool has_more = true; has_more;) {
-    const ssize_t n = ::read(fd, block.data(), block.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error("read rows", path);
-    has_more = n > 0;
-    pending.append(block.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+    const ssize_t bytes_read = ::read(fd, block.data(), block.size());
+    if (bytes_read < 0 && errno == EINTR) continue;
+    if (bytes_read < 0) return os_error("read rows", path);
+    has_more = bytes_read > 0;
+    pending.append(block.data(), static_cast<std::size_t>(std::max<ssize_t>(bytes_read, 0)));
     std::size_t begin = 0;
     while (begin < pending.size()) {
       const std::size_t end = std::min(pending.find('\n', begin), pending.size());
       if (end - begin > kRowBytesMax)
         return fail(Code::kInvalid, "read rows", "{}:{}: longer than {} MiB, the limit of a row", path.string(),
                     number + 1, kRowBytesMax >> 20);
-      if (end == pending.size() && has_more) break;
+      if (end == pending.size() && has_more) break;  // the line continues in the next block
       if (++number > UINT32_MAX)
         return fail(Code::kExhausted, "read rows", "{}: more than {} lines; split it", path.string(), UINT32_MAX);
       ECHO_TRY(on_line(std::string_view(pending).substr(begin, end - begin), offset + begin,
@@ -177,12 +176,12 @@ Result<Row> RowFile::row(std::size_t index) const {
   const RowPlace& place = places_[index];
   std::string line(place.bytes, '\0');
   for (std::size_t bytes_read = 0; bytes_read < line.size();) {
-    const ssize_t n = ::pread(file_->get(), line.data() + bytes_read, line.size() - bytes_read,
-                              static_cast<off_t>(place.offset + bytes_read));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error("read rows", path_);
-    if (n == 0) break;
-    bytes_read += static_cast<std::size_t>(n);
+    const ssize_t just_read = ::pread(file_->get(), line.data() + bytes_read, line.size() - bytes_read,
+                                      static_cast<off_t>(place.offset + bytes_read));
+    if (just_read < 0 && errno == EINTR) continue;
+    if (just_read < 0) return os_error("read rows", path_);
+    if (just_read == 0) break;  // the file has become shorter, which the check of the hash below notices
+    bytes_read += static_cast<std::size_t>(just_read);
   }
   auto row = read_row(line, reader_);
   if (!row || hash_of(row->prompt.text) != place.prompt_hash)
@@ -193,18 +192,19 @@ Result<Row> RowFile::row(std::size_t index) const {
 }
 
 std::optional<std::size_t> RowFile::index_of_line(std::uint32_t line) const {
-  const auto place = std::lower_bound(places_.begin(), places_.end(), line,
-                                      [](const RowPlace& p, std::uint32_t wanted) { return p.line < wanted; });
+  const auto place =
+      std::lower_bound(places_.begin(), places_.end(), line,
+                       [](const RowPlace& row_place, std::uint32_t wanted) { return row_place.line < wanted; });
   if (place == places_.end() || place->line != line) return std::nullopt;
   return static_cast<std::size_t>(place - places_.begin());
 }
 
 RowFile RowFile::move_out(const std::function<bool(std::uint64_t prompt_hash)>& is_chosen) {
-  RowFile other(path_, file_, reader_);
+  RowFile moved_rows(path_, file_, reader_);
   for (const RowPlace& place : places_)
-    if (is_chosen(place.prompt_hash)) other.places_.push_back(place);
+    if (is_chosen(place.prompt_hash)) moved_rows.places_.push_back(place);
   std::erase_if(places_, [&](const RowPlace& place) { return is_chosen(place.prompt_hash); });
-  return other;
+  return moved_rows;
 }
 
 }  // namespace echoline::data_plane::maths

@@ -43,8 +43,8 @@ Result<PolicyInput> prompt_at(const nlohmann::json& row, std::string_view key);
 // Immutable, except for move_out().
 class RowFile {
  public:
-  // Leaves out rows that repeat an earlier row's prompt and reference. kNotFound and kIo about the file; kInvalid as
-  // `path:line: what was expected`; kExhausted beyond kRowsMax.
+  // Leaves out rows that repeat an earlier row's prompt and reference. kNotFound, kIo: the file cannot be read.
+  // kInvalid: a row is wrong; the message is `path:line: what was expected`. kExhausted: more than kRowsMax rows.
   static Result<RowFile> open(const std::filesystem::path& path, RowReader reader);
 
   std::size_t size() const { return places_.size(); }

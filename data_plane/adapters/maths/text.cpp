@@ -7,8 +7,8 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr char32_t kReplacement = 0xfffd;  // for invalid UTF-8
-constexpr std::size_t kBytesPerCharacter = 4;
+constexpr char32_t kReplacementCharacter = 0xfffd;  // for invalid UTF-8
+constexpr std::size_t kBytesPerCharacterMax = 4;
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
@@ -21,18 +21,18 @@ struct DecodedCharacter {
 DecodedCharacter first_character(std::string_view bytes) {
   const auto lead = static_cast<unsigned char>(bytes[0]);
   if (lead < 0x80) return {lead, 1};
-  if (lead < 0xc2 || lead > 0xf4) return {kReplacement, 1};
+  if (lead < 0xc2 || lead > 0xf4) return {kReplacementCharacter, 1};
   const std::size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
   char32_t character = lead & (0xffu >> (length + 1));
   for (std::size_t i = 1; i < length; ++i) {
-    if (i >= bytes.size()) return {kReplacement, i};
+    if (i >= bytes.size()) return {kReplacementCharacter, i};
     const auto next = static_cast<unsigned char>(bytes[i]);
     unsigned char low = 0x80, high = 0xbf;
-    if (i == 1 && lead == 0xe0) low = 0xa0;   // overlong
-    if (i == 1 && lead == 0xed) high = 0x9f;  // surrogates
-    if (i == 1 && lead == 0xf0) low = 0x90;
-    if (i == 1 && lead == 0xf4) high = 0x8f;  // above U+10FFFF
-    if (next < low || next > high) return {kReplacement, i};
+    if (i == 1 && lead == 0xe0) low = 0xa0;   // refuses overlong forms of a character
+    if (i == 1 && lead == 0xed) high = 0x9f;  // refuses surrogates
+    if (i == 1 && lead == 0xf0) low = 0x90;   // refuses overlong forms
+    if (i == 1 && lead == 0xf4) high = 0x8f;  // refuses numbers above U+10FFFF
+    if (next < low || next > high) return {kReplacementCharacter, i};
     character = (character << 6) | (next & 0x3fu);
   }
   return {character, length};
@@ -41,7 +41,7 @@ DecodedCharacter first_character(std::string_view bytes) {
 struct Range {
   char32_t first, last;
 };
-// Ascending.
+// The characters that is_digit() accepts; ascending.
 constexpr Range kDigits[] = {
     {0x30, 0x39},       {0xb2, 0xb3},       {0xb9, 0xb9},       {0x660, 0x669},     {0x6f0, 0x6f9},
     {0x7c0, 0x7c9},     {0x966, 0x96f},     {0x9e6, 0x9ef},     {0xa66, 0xa6f},     {0xae6, 0xaef},
@@ -105,11 +105,11 @@ std::uint64_t count_characters(std::string_view bytes) {
 }
 
 std::string_view last_characters(std::string_view bytes, std::size_t count) {
-  // A character begins at every byte that is not a continuation byte, and after three continuation bytes.
-  const std::size_t bytes_to_read = kBytesPerCharacter * count + kBytesPerCharacter - 1;
+  // Begins at a byte where a character begins: one that is not a continuation byte, or one that follows three of them.
+  const std::size_t bytes_to_read = kBytesPerCharacterMax * count + kBytesPerCharacterMax - 1;
   if (bytes.size() > bytes_to_read) {
     bytes.remove_prefix(bytes.size() - bytes_to_read);
-    for (std::size_t i = 1; i < kBytesPerCharacter && is_continuation(bytes[0]); ++i) bytes.remove_prefix(1);
+    for (std::size_t i = 1; i < kBytesPerCharacterMax && is_continuation(bytes[0]); ++i) bytes.remove_prefix(1);
   }
   for (std::uint64_t excess = count_characters(bytes); excess > count; --excess)
     bytes.remove_prefix(first_character(bytes).bytes);

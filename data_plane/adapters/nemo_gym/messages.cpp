@@ -13,7 +13,9 @@ using nlohmann::json;
 
 constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kExcerptBytesMax = 120, kReasonBytesMax = 1024;
 
-std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string json_text(const json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+}
 std::string excerpt(const json& value) { return json_text(value).substr(0, kExcerptBytesMax); }
 
 template <class... Args>
@@ -30,14 +32,17 @@ Result<maths::Row> read_row(const json& row) {
                 "expected 'responses_create_params.input', a text or a list of messages, found none");
   maths::Row result;
   ECHO_ASSIGN(result.prompt, maths::prompt_at(row, "responses_create_params.input"));
-  result.reference = json_text(row);
+  result.reference = json_text(row);  // the whole row, because verify_body() sends it back to the server
   return result;
 }
 
 Result<std::string> verify_body(const Problem& problem, std::string_view response) {
-  json body = nests_too_deep(problem.reference()) ? json() : json::parse(problem.reference(), nullptr, false);
+  json body = nests_too_deep(problem.reference())
+                  ? json()
+                  : json::parse(problem.reference(), nullptr, /*allow_exceptions=*/false);
   if (!body.is_object() || !body.contains("responses_create_params"))
     return fail(Code::kInvalid, "nemo_gym", "'{}': expected a row of a data set as its reference", problem.id());
+  // An answer in the form of OpenAI's Responses API. Besides the text it has the fields that the API requires.
   const json message{
       {"id", "msg_1"},
       {"type", "message"},
@@ -57,8 +62,9 @@ Result<std::string> verify_body(const Problem& problem, std::string_view respons
 
 Result<Score> read_verdict(std::string_view body, double correct_at) {
   if (nests_too_deep(body)) return verdict_error("nested deeper than {}", kJsonDepthMax);
-  const json answer = json::parse(body, nullptr, false);
+  const json answer = json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
+    // As a JSON text, which replaces invalid UTF-8.
     return verdict_error("expected a JSON object, found '{}'", excerpt(json(body.substr(0, kExcerptBytesMax))));
   const auto reward = answer.find("reward");
   if (reward == answer.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))

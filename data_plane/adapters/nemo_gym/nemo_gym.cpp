@@ -25,7 +25,7 @@ struct Options : maths::DataSetOptions {
     if (!verifier.url.empty() && !verifier.url.starts_with("http://") && !verifier.url.starts_with("https://"))
       s.error("url", fmt::format("expected a URL such as http://host:8000, found '{}'", verifier.url.substr(0, 200)));
     verifier.url = without_trailing_slashes(verifier.url);
-    rule = maths::Rule::kExact;  // a placeholder: this task never applies the rule
+    rule = maths::Rule::kExact;  // a data set must have a rule, but this task never applies it: the server scores
   }
 };
 

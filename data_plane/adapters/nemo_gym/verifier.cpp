@@ -14,7 +14,8 @@ constexpr Duration kPollTime = std::chrono::milliseconds(5);
 constexpr Duration kRetryCheckInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kAnswerBytesShown = 300;
 
-// Whether a retry may help after this HTTP status.
+// Whether a retry may help after this HTTP status: timeout (408), conflict (409), too early (425), too many requests
+// (429), an error of the server (5xx).
 bool is_temporary(int status) {
   return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500;
 }
@@ -31,7 +32,7 @@ Verifier::~Verifier() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  wake_thread_.notify_all();
   thread_.join();
 }
 
@@ -44,8 +45,8 @@ void Verifier::verify(std::string seed_body, std::string verify_body, AnswerHand
       pending.seed_body = std::move(seed_body);
       pending.verify_body = std::move(verify_body);
       pending.handler = std::move(handler);
-      added_.push_back(std::move(pending));
-      changed_.notify_all();
+      new_requests_.push_back(std::move(pending));
+      wake_thread_.notify_all();
       return;
     }
   }
@@ -57,33 +58,36 @@ void Verifier::run_thread() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      const auto ready = [this] { return stopping_ || !added_.empty(); };
-      if (sent_.empty() && waiting_.empty())
-        changed_.wait(lock, ready);
+      // With requests in flight, http_.poll() below waits instead.
+      const auto ready = [this] { return stopping_ || !new_requests_.empty(); };
+      if (sent_.empty() && unsent_.empty())
+        wake_thread_.wait(lock, ready);
       else if (sent_.empty())
-        changed_.wait_for(lock, kRetryCheckInterval, ready);
+        wake_thread_.wait_for(lock, kRetryCheckInterval, ready);
       if (stopping_) break;
-      std::move(added_.begin(), added_.end(), std::back_inserter(waiting_));
-      added_.clear();
+      std::move(new_requests_.begin(), new_requests_.end(), std::back_inserter(unsent_));
+      new_requests_.clear();
     }
     const TimePoint now = clock_.now();
-    for (std::size_t unchecked = waiting_.size(); unchecked > 0 && sent_.size() < options_.in_flight_max; --unchecked) {
-      PendingRequest next = std::move(waiting_.front());
-      waiting_.pop_front();
+    // Looks at each unsent request once. One whose pause is not over goes to the end of the queue.
+    for (std::size_t unchecked_count = unsent_.size(); unchecked_count > 0 && sent_.size() < options_.in_flight_max;
+         --unchecked_count) {
+      PendingRequest next = std::move(unsent_.front());
+      unsent_.pop_front();
       if (next.not_before > now)
-        waiting_.push_back(std::move(next));
+        unsent_.push_back(std::move(next));
       else
         send(std::move(next));
     }
     if (!sent_.empty())
       for (HttpAnswer& answer : http_.poll(kPollTime)) on_answer(std::move(answer));
   }
-  std::deque<PendingRequest> unanswered = std::move(waiting_);
+  std::deque<PendingRequest> unanswered = std::move(unsent_);
   for (auto& [request, pending] : sent_) unanswered.push_back(std::move(pending));
   {
     const std::lock_guard lock(mutex_);
-    std::move(added_.begin(), added_.end(), std::back_inserter(unanswered));
-    added_.clear();
+    std::move(new_requests_.begin(), new_requests_.end(), std::back_inserter(unanswered));
+    new_requests_.clear();
   }
   for (PendingRequest& pending : unanswered) pending.handler(fail(Code::kCancelled, "verify", "the run is ending"));
 }
@@ -104,13 +108,12 @@ void Verifier::on_answer(HttpAnswer answer) {
   if (node.empty()) return;
   PendingRequest pending = std::move(node.mapped());
   const bool is_seed_request = options_.sessions && !pending.has_session;
-  const std::string where = options_.url + (is_seed_request ? "/seed_session" : "/verify");
-  if (answer.status == 0) return retry_or_fail(std::move(pending), fmt::format("{}: {}", where, answer.trouble), {});
+  const std::string url = options_.url + (is_seed_request ? "/seed_session" : "/verify");
+  if (answer.status == 0) return retry_or_fail(std::move(pending), fmt::format("{}: {}", url, answer.trouble), {});
   if (is_temporary(answer.status))
-    return retry_or_fail(
-        std::move(pending),
-        fmt::format("{}: HTTP {}: {}", where, answer.status, printable(answer.body, kAnswerBytesShown)),
-        answer.retry_after);
+    return retry_or_fail(std::move(pending),
+                         fmt::format("{}: HTTP {}: {}", url, answer.status, printable(answer.body, kAnswerBytesShown)),
+                         answer.retry_after);
   if (is_seed_request && answer.status == 200) {
     pending.has_session = true;
     pending.cookies = std::move(answer.cookies);
@@ -121,18 +124,18 @@ void Verifier::on_answer(HttpAnswer answer) {
     --unanswered_count_;
   }
   if (answer.status != 200)
-    return pending.handler(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status,
+    return pending.handler(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", url, answer.status,
                                 printable(answer.body, kAnswerBytesShown)));
   pending.handler(std::move(answer.body));
 }
 
-void Verifier::retry_or_fail(PendingRequest pending, std::string why, Duration min_pause) {
+void Verifier::retry_or_fail(PendingRequest pending, std::string reason, Duration min_pause) {
   if (++pending.tries >= options_.tries) {
     {
       const std::lock_guard lock(mutex_);
       --unanswered_count_;
     }
-    return pending.handler(fail(Code::kUnavailable, "verify", "{} (tried {} times)", why, pending.tries));
+    return pending.handler(fail(Code::kUnavailable, "verify", "{} (tried {} times)", reason, pending.tries));
   }
   Duration pause = options_.pause_first;
   for (std::uint32_t i = 1; i < pending.tries && pause < options_.pause_max; ++i) pause *= 2;
@@ -141,7 +144,7 @@ void Verifier::retry_or_fail(PendingRequest pending, std::string why, Duration m
   pending.cookies.clear();
   pending.not_before =
       clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(min_pause, options_.pause_max));
-  waiting_.push_back(std::move(pending));
+  unsent_.push_back(std::move(pending));
 }
 
 }  // namespace echoline::data_plane::nemo_gym

@@ -39,34 +39,35 @@ class Verifier {
   ~Verifier();
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
-  // Sends the bodies to /seed_session (if options.sessions) and then to /verify. `handler` is called once, on the
-  // verifier's thread, and must not block.
+  // Sends the bodies to /seed_session (if options.sessions), which prepares the server for one response, and then to
+  // /verify. `handler` is called once, on the verifier's thread, and must not block.
   void verify(std::string seed_body, std::string verify_body, AnswerHandler handler);
 
  private:
   struct PendingRequest {
-    std::string seed_body, verify_body, cookies;
+    std::string seed_body, verify_body;
+    std::string cookies;  // from the answer of /seed_session; they name the session
     AnswerHandler handler;
     bool has_session = false;  // /seed_session has answered
-    std::uint32_t tries = 0;
-    TimePoint not_before{};
+    std::uint32_t tries = 0;   // that have failed
+    TimePoint not_before{};    // after a failed try: the end of the pause
   };
   void run_thread();
   void send(PendingRequest pending);
   void on_answer(HttpAnswer answer);
-  void retry_or_fail(PendingRequest pending, std::string why, Duration min_pause);
+  void retry_or_fail(PendingRequest pending, std::string reason, Duration min_pause);
 
   const VerifierOptions options_;
   const SystemClock clock_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<PendingRequest> added_;  // by verify(), for the thread; guarded by mutex_
-  std::size_t unanswered_count_ = 0;  // guarded by mutex_
-  bool stopping_ = false;             // guarded by mutex_
+  std::condition_variable wake_thread_;
+  std::deque<PendingRequest> new_requests_;  // by verify(), for the thread; guarded by mutex_
+  std::size_t unanswered_count_ = 0;         // guarded by mutex_
+  bool stopping_ = false;                    // guarded by mutex_
 
-  // Used by the thread only.
+  // Used by thread_ only.
   HttpClient http_;
-  std::deque<PendingRequest> waiting_;            // to be sent, or to be sent again
+  std::deque<PendingRequest> unsent_;             // to be sent, or to be sent again
   std::map<std::uint64_t, PendingRequest> sent_;  // by the id of the HTTP request
   std::thread thread_;
 };

@@ -36,7 +36,7 @@ namespace {
 
 constexpr Duration kCloseTimeout = std::chrono::seconds(2);  // wait for a server to close a session
 
-using IoHandler = std::function<void(error_code, std::size_t)>;  // bytes
+using IoHandler = std::function<void(error_code, std::size_t)>;  // error, number of bytes read or written
 
 // The connection below a WebSocket, with or without TLS. A single stream type and handler type is used for both,
 // because Boost.Beast instantiates its templates for each; that was a twentieth of the whole program's compile time.
@@ -54,6 +54,7 @@ class Stream {
   Socket& socket() { return socket_; }
   asio::ssl::stream<Socket&>* tls() { return tls_ ? &*tls_ : nullptr; }
 
+  // Reads into the first buffer that is not empty only, which the interface allows: Boost.Beast calls it again.
   template <class Buffers, class Handler>
   void async_read_some(const Buffers& buffers, Handler&& handler) {
     asio::mutable_buffer destination;
@@ -93,6 +94,8 @@ void beast_close_socket(Stream& stream) {
   stream.socket().close(ignored);
 }
 void teardown(beast::role_type, Stream& stream, error_code& error) { stream.socket().close(error); }
+// Closes at once but calls the handler later, because a handler of an asynchronous function must not run inside its
+// call.
 template <class Handler>
 void async_teardown(beast::role_type role, Stream& stream, Handler&& handler) {
   error_code error;
@@ -113,7 +116,7 @@ class WebSocketSession final : public Session {
     handler_ = std::move(handler);
     timer_.expires_after(options_.deadline);
     timer_.async_wait([self = self()](error_code error) {
-      if (!error)
+      if (!error)  // otherwise the timer was cancelled, because the request has its answer
         self->finish(fail(Code::kStale, "environment", "no answer within {} from {}", to_text(self->options_.deadline),
                           self->options_.endpoint.url()));
     });
@@ -123,10 +126,10 @@ class WebSocketSession final : public Session {
     const Endpoint& endpoint = options_.endpoint;
     resolver_.async_resolve(endpoint.host, endpoint.port,
                             [self = self()](error_code error, const tcp::resolver::results_type& addresses) {
-                              if (error) return self->fail_with("find the host", error);
+                              if (error) return self->fail_to("find the host", error);
                               asio::async_connect(self->stream_.next_layer().socket(), addresses,
                                                   [self](error_code refused, const tcp::endpoint&) {
-                                                    if (refused) return self->fail_with("connect", refused);
+                                                    if (refused) return self->fail_to("connect", refused);
                                                     self->start_tls();
                                                   });
                             });
@@ -135,6 +138,8 @@ class WebSocketSession final : public Session {
   void end(std::function<void()> then) override {
     handler_ = {};
     timer_.cancel();
+    // Without a connection no close message can be sent. While a request is pending, its answer would be taken for the
+    // server's close.
     if (!open_ || ended_ || request_pending_) {
       close();
       return then();
@@ -159,10 +164,11 @@ class WebSocketSession final : public Session {
   void start_tls() {
     auto* const tls = stream_.next_layer().tls();
     if (tls == nullptr) return open_websocket();
+    // Names the host in the first message, because a server with several hosts chooses its certificate by it.
     SSL_set_tlsext_host_name(tls->native_handle(), options_.endpoint.host.c_str());
     tls->set_verify_callback(asio::ssl::host_name_verification(options_.endpoint.host));
     tls->async_handshake(asio::ssl::stream_base::client, [self = self()](error_code error) {
-      if (error) return self->fail_with("agree on TLS", error);
+      if (error) return self->fail_to("agree on TLS", error);
       self->open_websocket();
     });
   }
@@ -182,7 +188,7 @@ class WebSocketSession final : public Session {
                                  "expected the sessions of an OpenEnv server at {}, found HTTP {}",
                                  self->options_.endpoint.url(), status));
       }
-      if (error) return self->fail_with("open a WebSocket", error);
+      if (error) return self->fail_to("open a WebSocket", error);
       self->open_ = true;
       self->write();
     });
@@ -191,9 +197,9 @@ class WebSocketSession final : public Session {
   void write() {
     stream_.text(true);
     send([self = self()](error_code error, std::size_t) {
-      if (error) return self->fail_with("write", error);
+      if (error) return self->fail_to("write", error);
       self->stream_.async_read(self->buffer_, IoHandler([self](error_code ended, std::size_t) {
-                                 if (ended) return self->fail_with("read", ended);
+                                 if (ended) return self->fail_to("read", ended);
                                  std::string answer = beast::buffers_to_string(self->buffer_.data());
                                  self->buffer_.consume(self->buffer_.size());
                                  self->finish(std::move(answer));
@@ -203,12 +209,13 @@ class WebSocketSession final : public Session {
 
   void send(IoHandler then) { stream_.async_write(asio::buffer(message_), std::move(then)); }
 
-  void fail_with(const char* what, error_code error) {
+  // `action`: what could not be done, such as "connect".
+  void fail_to(const char* action, error_code error) {
     if (error == websocket::error::message_too_big || error == websocket::error::buffer_overflow)
       return finish(
           fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_bytes_max));
     finish(
-        fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), what, error.message()));
+        fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), action, error.message()));
   }
 
   void finish(Result<std::string> answer) {
@@ -237,11 +244,12 @@ class WebSocketSession final : public Session {
   websocket::stream<Stream, false> stream_;  // compression is never negotiated
   websocket::response_type handshake_response_;
   beast::flat_buffer buffer_;
-  std::string message_;
-  Client::AnswerHandler handler_;
+  std::string message_;            // being sent, so it must stay until the write is over
+  Client::AnswerHandler handler_;  // of the pending ask()
   std::function<void()> on_end_;
-  bool open_ = false;  // the WebSocket was opened
-  bool ended_ = false, request_pending_ = false;
+  bool open_ = false;             // the WebSocket was opened
+  bool ended_ = false;            // by an error or by end(); no request is possible any more
+  bool request_pending_ = false;  // an ask() has no answer yet
 };
 
 }  // namespace
@@ -258,7 +266,7 @@ struct Client::Impl {
   }
 
   const ClientOptions options;
-  asio::io_context io{1};
+  asio::io_context io{/*concurrency_hint=*/1};
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};  // keeps run() going
   asio::ssl::context tls{asio::ssl::context::tls_client};
   std::thread thread;

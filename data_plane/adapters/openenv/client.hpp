@@ -16,7 +16,7 @@ struct ClientOptions {
   std::size_t answer_bytes_max = 1u << 20;
 };
 
-class Session;
+class Session;  // a WebSocket connection, in which the server keeps one environment
 
 // Thread-safe, except that calls for the same session must not overlap.
 class Client {
@@ -29,7 +29,7 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Returns a session that is not connected yet; its first ask() connects it.
+  // Makes a session, which is not connected yet; its first ask() connects it.
   std::shared_ptr<Session> session();
   // Sends one message and passes the next message of the server to `handler`. One request per session at a time.
   // kStale: no answer by the deadline; kUnavailable: not connected, or the connection ended; kCorrupt: the answer is

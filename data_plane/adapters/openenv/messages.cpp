@@ -16,17 +16,20 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kExcerptBytesMax = 120, kUrlBytesShown = 200;
-constexpr std::size_t kTextBytesMax = 256u << 10, kErrorBytesMax = 1024;
+constexpr std::size_t kTextBytesMax = 256u << 10, kErrorBytesMax = 1024;  // of an observation; of the server's error
 
 template <class... Args>
 Error server_answer_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "environment's answer", format, std::forward<Args>(args)...);
 }
 
-std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string json_text(const json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+}
 std::string excerpt(const json& value) { return json_text(value).substr(0, kExcerptBytesMax); }
 
-// A list of messages is passed on as messages; any other value that is not text, as JSON.
+// Finds the part of the observation at `key` (a path with dots). A list of messages is passed on as messages; any other
+// value that is not text, as JSON.
 Result<PolicyInput> policy_input_of(const json& observation, std::string_view key) {
   const json* part = &observation;
   for (std::string_view keys_left = key; !keys_left.empty();) {
@@ -66,7 +69,7 @@ Result<Endpoint> parse_endpoint(std::string_view url) {
   std::string_view authority = after_scheme.substr(0, slash), path = after_scheme.substr(slash);
   if (authority.find('@') != std::string_view::npos || url.find_first_of(" \t\r\n?#") != std::string_view::npos)
     return url_error();
-  if (authority.starts_with('[')) {
+  if (authority.starts_with('[')) {  // an IPv6 address, which has colons itself
     const auto end = authority.find(']');
     if (end == std::string_view::npos) return url_error();
     endpoint.host = authority.substr(1, end - 1);
@@ -84,13 +87,14 @@ Result<Endpoint> parse_endpoint(std::string_view url) {
       !endpoint.port.empty() && endpoint.port.size() <= kPortDigitsMax &&
       std::all_of(endpoint.port.begin(), endpoint.port.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (endpoint.host.empty() || !is_number || std::stoi(endpoint.port) > kPortMax) return url_error();
+  // OpenEnv's sessions are at /ws, below the path of the server.
   while (path.ends_with('/')) path.remove_suffix(1);
   endpoint.target = std::string(path) + (path.ends_with("/ws") ? "" : "/ws");
   return endpoint;
 }
 
 std::string reset_message(std::string_view arguments_json, std::uint64_t seed) {
-  json data = json::parse(arguments_json, nullptr, false);
+  json data = json::parse(arguments_json, nullptr, /*allow_exceptions=*/false);
   if (!data.is_object()) data = json::object();
   data["seed"] = seed;
   return json_text({{"type", "reset"}, {"data", std::move(data)}});
@@ -99,7 +103,8 @@ std::string reset_message(std::string_view arguments_json, std::uint64_t seed) {
 Result<std::string> step_message(std::string_view key, std::string_view response) {
   json action{{std::string(key), response}};
   if (key.empty()) {
-    action = nests_too_deep(response) ? json(json::value_t::discarded) : json::parse(response, nullptr, false);
+    action = nests_too_deep(response) ? json(json::value_t::discarded)
+                                      : json::parse(response, nullptr, /*allow_exceptions=*/false);
     if (!action.is_object()) return fail(Code::kInvalid, "action", "expected a JSON object");
   }
   return json_text({{"type", "step"}, {"data", std::move(action)}});
@@ -109,7 +114,7 @@ std::string close_message() { return R"({"type":"close"})"; }
 
 Result<Observation> read_message(std::string_view message, std::string_view key) {
   if (nests_too_deep(message)) return server_answer_error("nested deeper than {}", kJsonDepthMax);
-  const json answer = json::parse(message, nullptr, false);
+  const json answer = json::parse(message, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
     return server_answer_error("expected a JSON object, found '{}'",
                                excerpt(json(message.substr(0, kExcerptBytesMax))));

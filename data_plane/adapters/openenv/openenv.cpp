@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::size_t kCachedProblemsMax = 4096;
 constexpr std::size_t kWaitingMax = 65'536;  // episodes that wait for a session
-constexpr std::size_t kSeedDigitsMax = 18;   // fits in 64 bits
+constexpr std::size_t kSeedDigitsMax = 18;   // so that every such number fits in 64 bits
 constexpr std::size_t kTextBytesShown = 120;
-constexpr Duration kFirstResetDelay = std::chrono::milliseconds(500), kResetDelayMax = std::chrono::seconds(30);
+constexpr Duration kRetryDelayMin = std::chrono::milliseconds(500), kRetryDelayMax = std::chrono::seconds(30);
 
 struct Options {
   std::string url, action = "message", observation, reset_json = "{}";
@@ -50,7 +50,7 @@ struct Options {
   }
 };
 
-// Limits the sessions that are open at the server; callers wait in a queue for a slot.
+// Limits the sessions that are open at the server. A caller waits in a queue for a slot, the right to open one session.
 class SessionPool {
  public:
   SessionPool(const Options& task_options, openenv::Endpoint endpoint)
@@ -70,6 +70,7 @@ class SessionPool {
     then();
     return true;
   }
+  // Passes the slot to the caller that has waited longest.
   void release() {
     std::function<void()> next;
     {
@@ -124,9 +125,9 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
       handler_ = {};
       closed_ = true;
       session = std::move(session_);
-      if (!std::exchange(holds_slot_, false)) return;
+      if (!std::exchange(holds_slot_, false)) return;  // closed before, or before it got a slot
     }
-    if (!session) return pool_.release();
+    if (!session) return pool_.release();  // closed between the slot and the reset
     // The server counts the session until it is closed, and has no room for the next one before that.
     pool_.client.end(session, [&pool = pool_] { pool.release(); });
   }
@@ -137,13 +138,13 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
     return openenv::read_message(*reply, pool_.options.observation);
   }
   void on_slot_acquired() {
-    bool needs_session = false;
+    bool needs_session = false;  // false: the caller has closed it while it waited
     {
       const std::lock_guard lock(mutex_);
       needs_session = holds_slot_ = !closed_;
     }
     if (needs_session)
-      reset(/*attempt=*/1, kFirstResetDelay);
+      reset(/*attempt=*/1, kRetryDelayMin);
     else
       pool_.release();
   }
@@ -161,7 +162,7 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
                        if (!may_retry || attempt >= self->pool_.options.tries)
                          return self->answer(std::move(observation));
                        self->pool_.client.run_after(delay, [self, attempt, delay] {
-                         self->reset(attempt + 1, std::min(delay * 2, kResetDelayMax));
+                         self->reset(attempt + 1, std::min(delay * 2, kRetryDelayMax));
                        });
                      });
   }
@@ -173,7 +174,7 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
 
   SessionPool& pool_;
   const std::uint64_t seed_;
-  std::recursive_mutex mutex_;
+  std::recursive_mutex mutex_;                 // recursive, because a handler may call step() or close()
   std::shared_ptr<openenv::Session> session_;  // guarded by mutex_
   ObservationHandler handler_;                 // guarded by mutex_
   bool holds_slot_ = false, closed_ = false;   // guarded by mutex_
@@ -187,10 +188,11 @@ class EnvironmentEpisode final : public Episode {
 
   void step(std::string response, StepHandler on_step) override {
     auto message = openenv::step_message(pool_.options.action, response);
-    if (!message) {
+    if (!message) {  // the policy's mistake, so it gets a reward of zero
       const Score no_action{.reward = 0, .components = {{"no action", 1.0}}, .correct = false};
       return on_step(Step{.score = no_action, .done = true, .observation = {}});
     }
+    // Holds `this`, because no handler runs after close(), which the destructor calls.
     const auto on_observation = [this, on_step](Result<openenv::Observation> observed) {
       if (!observed) return on_step(std::move(observed).error());
       reward_ += observed->reward;
@@ -200,6 +202,8 @@ class EnvironmentEpisode final : public Episode {
                .done = observed->done,
                .observation = std::move(observed->input)});
     };
+    // The first response needs the environment's reset, which must give the prompt that the policy has answered. The
+    // learner got that prompt from another reset with the same seed.
     if (std::exchange(begun_, true)) return session_->step(*std::move(message), on_observation);
     session_->begin([this, on_observation, on_step, message = *std::move(message)](Result<openenv::Observation> first) {
       if (first && first->input != prompt_)
@@ -216,7 +220,7 @@ class EnvironmentEpisode final : public Episode {
   const PolicyInput prompt_;
   const std::shared_ptr<EnvironmentSession> session_;
   bool begun_ = false;
-  double reward_ = 0;
+  double reward_ = 0;  // sum of the steps so far
 };
 
 class OpenEnv final : public Adapter {
@@ -231,7 +235,9 @@ class OpenEnv final : public Adapter {
     const std::lock_guard lock(mutex_);
     if (const auto it = problems_.find(index); it != problems_.end()) return it->second;
     if (problems_.size() >= kCachedProblemsMax) problems_.clear();
-    std::vector<std::uint64_t> seeds;  // the following indices are requested next, so prefetch them
+    // The run asks for the following indices next. Resets as many environments as may be open, because it costs hardly
+    // more time than one.
+    std::vector<std::uint64_t> seeds;
     for (std::uint64_t i = 0; i < options.sessions; ++i)
       seeds.push_back(options.evaluation_problems + shuffled_cycle(index + i, options.problems, shuffle_key_));
     ECHO_ASSIGN(auto new_problems, reset_all(seeds));

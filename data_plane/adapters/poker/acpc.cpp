@@ -115,7 +115,7 @@ Result<std::vector<AcpcDealer::Line>> AcpcDealer::on_line(int seat, std::string_
     if (greeted_[0] && greeted_[1]) add_state_lines(lines);
     return lines;
   }
-  if (seat_to_act() != seat) return lines;
+  if (seat_to_act() != seat) return lines;  // a line out of turn is ignored
   const std::string current_state = state_line(seat);
   if (!line.starts_with(current_state) || !line.substr(current_state.size()).starts_with(':')) {
     // An answer to an earlier state is ignored; anything else is an error.

@@ -62,8 +62,8 @@ class AcpcClient {
 
   // The first line to send.
   std::string greeting() const;
-  // Returns the answer to a line of the dealer ("" for none). Fails if the line is not a state of these rules, or if
-  // the player fails.
+  // Returns the answer to a line of the dealer; empty if none is due. Fails if the line is not a state of these rules,
+  // or if the player fails.
   Result<std::string> on_line(std::string_view line);
 
   std::uint64_t hands() const { return hands_; }  // completed hands

@@ -19,7 +19,7 @@ namespace echoline::data_plane::poker {
 namespace {
 
 constexpr std::string_view kOperation = "poker";
-const SystemClock kClock{};
+const SystemClock kSystemClock{};
 
 constexpr std::string_view kHasLeft = "the other end has left";
 constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int, so a longer wait is repeated
@@ -33,7 +33,7 @@ Error socket_error(std::string_view what) {
 // Waits until the socket is ready for `events` or has an error.
 Status wait_for(int fd, short events, TimePoint deadline, std::string_view what) {
   while (true) {
-    const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kClock.now()).count();
+    const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kSystemClock.now()).count();
     if (ms_left <= 0)
       return fail(Code::kUnavailable, kOperation, "{}: the other end was not ready within the deadline", what);
     pollfd entry{.fd = fd, .events = events, .revents = 0};
@@ -137,7 +137,7 @@ Error error_of_seat(int seat, const Error& error) {
 
 Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoint, Duration timeout) {
   ECHO_ASSIGN(const Endpoint host_and_port, parse_endpoint(endpoint));
-  const TimePoint deadline = kClock.now() + timeout;
+  const TimePoint deadline = kSystemClock.now() + timeout;
   Addresses addresses;
   ECHO_TRY(look_up(host_and_port.host, host_and_port.port, /*flags=*/0, addresses));
   Status last_status = fail(Code::kUnavailable, kOperation, "no address");
@@ -231,25 +231,25 @@ Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration
   // Passes one line of a seat to the dealer, and the dealer's lines to the seats. Returns whether the dealer has sent
   // any: it ignores comments and late answers, and a greeting may not need an answer.
   const auto forward_line = [&](int seat, TimePoint deadline) -> Result<bool> {
-    if (kClock.now() > deadline)
+    if (kSystemClock.now() > deadline)
       return error_of_seat(seat, fail(Code::kUnavailable, "", "sent lines but no action within the deadline"));
     const auto line = seats[static_cast<std::size_t>(seat)]->receive_line(deadline);
     if (!line) return error_of_seat(seat, line.error());
     const auto lines = dealer.on_line(seat, *line);
     if (!lines) return error_of_seat(seat, lines.error());
     for (const auto& [to, text] : *lines)
-      if (const auto sent = seats[static_cast<std::size_t>(to)]->send_line(text, kClock.now() + timeout); !sent)
+      if (const auto sent = seats[static_cast<std::size_t>(to)]->send_line(text, kSystemClock.now() + timeout); !sent)
         return error_of_seat(to, sent.error());
     return !lines->empty();
   };
   for (int seat = 0; seat < 2; ++seat) {
-    const TimePoint deadline = kClock.now() + timeout;
+    const TimePoint deadline = kSystemClock.now() + timeout;
     while (!dealer.has_greeted(seat)) {
       ECHO_TRY(forward_line(seat, deadline));
     }
   }
   while (const auto seat = dealer.seat_to_act()) {
-    const TimePoint deadline = kClock.now() + timeout;
+    const TimePoint deadline = kSystemClock.now() + timeout;
     bool dealer_answered = false;
     while (!dealer_answered) {
       ECHO_ASSIGN(dealer_answered, forward_line(*seat, deadline));
@@ -259,12 +259,12 @@ Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration
 }
 
 Status play_against(LineSocket& dealer, AcpcClient& client, Duration timeout) {
-  ECHO_TRY(dealer.send(client.greeting(), kClock.now() + timeout));
+  ECHO_TRY(dealer.send(client.greeting(), kSystemClock.now() + timeout));
   while (true) {
-    ECHO_ASSIGN(const auto line, dealer.receive(kClock.now() + timeout));
+    ECHO_ASSIGN(const auto line, dealer.receive(kSystemClock.now() + timeout));
     if (!line) return ok();
     ECHO_ASSIGN(const std::string answer, client.on_line(*line));
-    ECHO_TRY(dealer.send(answer, kClock.now() + timeout));
+    ECHO_TRY(dealer.send(answer, kSystemClock.now() + timeout));
   }
 }
 

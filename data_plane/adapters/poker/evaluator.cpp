@@ -21,12 +21,13 @@ Ranks highest(Ranks ranks, int count) {
 
 // The highest rank of a straight, 0 without one. The ace also counts below the deuce.
 Ranks top_of_straight(Ranks ranks) {
-  const Ranks from_ace = ranks << 1 | ranks >> 12;
+  const Ranks from_ace = ranks << 1 | ranks >> 12;                 // bit 0: the ace again, below the deuce
   const Ranks pairs = from_ace & from_ace >> 1;                    // starts of two in a row
   return std::bit_floor(pairs & pairs >> 2 & from_ace >> 4) << 3;  // bit i of from_ace is rank i - 1
 }
 
-// The ranks of the suit with five or more cards, 0 without one. Counts the bits of the four lanes at once.
+// The ranks of the suit with five or more cards, 0 without one. Counts the bits of the four lanes of 16 bits at once,
+// by sums of 2, 4, 8 and 16 neighbouring bits.
 Ranks flush_ranks(CardSet cards) {
   std::uint64_t counts = cards.bits();
   counts -= counts >> 1 & 0x5555'5555'5555'5555;

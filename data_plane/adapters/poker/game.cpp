@@ -48,16 +48,16 @@ void Betting::restart() {
   put_in_ = {rules_.big_blind, rules_.small_blind};
   raise_min_ = 2 * rules_.big_blind;
   round_ = actions_in_round_ = 0;
-  to_act_ = 1;
+  position_to_act_ = 1;
   over_ = false;
-  folded_.reset();
+  folded_position_.reset();
   steps_.clear();
 }
 
 LegalActions Betting::legal() const {
   ECHO_CHECK(!over_);
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
-  LegalActions legal{.owed = highest_bet - put_in(to_act_), .raise = {}};
+  LegalActions legal{.owed = highest_bet - put_in(position_to_act_), .raise = {}};
   if (highest_bet < rules_.stack) legal.raise = {std::min(raise_min_, rules_.stack), rules_.stack};
   return legal;
 }
@@ -67,11 +67,11 @@ Status Betting::act(Action action) {
   if (const LegalActions allowed = legal(); !allowed.allows(action))
     return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(allowed));
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
-  Chips& own_bet = put_in_[static_cast<std::size_t>(to_act_)];
-  steps_.push_back({.round = round_, .position = to_act_, .action = action});
+  Chips& own_bet = put_in_[static_cast<std::size_t>(position_to_act_)];
+  steps_.push_back({.round = round_, .position = position_to_act_, .action = action});
   ++actions_in_round_;
   if (action.kind == Action::Kind::kFold) {
-    folded_ = to_act_;
+    folded_position_ = position_to_act_;
     over_ = true;
     return ok();
   }
@@ -85,7 +85,7 @@ Status Betting::act(Action action) {
       return ok();
     }
   }
-  to_act_ = 1 - to_act_;
+  position_to_act_ = 1 - position_to_act_;
   return ok();
 }
 
@@ -94,7 +94,7 @@ void Betting::next_round() {
   over_ = round_ == kRounds - 1;
   if (over_) return;
   ++round_;
-  to_act_ = actions_in_round_ = 0;
+  position_to_act_ = actions_in_round_ = 0;
   raise_min_ = put_in_[0] + rules_.big_blind;
 }
 
@@ -111,8 +111,11 @@ Chips chips_won_by_position_0(const Betting& betting, const Deal& deal) {
   ECHO_CHECK(betting.is_over());
   if (const auto loser = betting.folded_position()) return *loser == 0 ? -betting.put_in(0) : betting.put_in(1);
   const CardSet board(deal.board);
-  const auto first = evaluate(board | CardSet(deal.holes[0])), second = evaluate(board | CardSet(deal.holes[1]));
-  return first == second ? 0 : first > second ? betting.put_in(1) : -betting.put_in(0);
+  const auto value_of_position_0 = evaluate(board | CardSet(deal.holes[0])),
+             value_of_position_1 = evaluate(board | CardSet(deal.holes[1]));
+  return value_of_position_0 == value_of_position_1  ? 0
+         : value_of_position_0 > value_of_position_1 ? betting.put_in(1)
+                                                     : -betting.put_in(0);
 }
 
 View view_of(const Betting& betting, const Deal& deal, int position) {

@@ -71,10 +71,10 @@ class Betting {
 
   const Rules& rules() const { return rules_; }
   bool is_over() const { return over_; }
-  std::optional<int> folded_position() const { return folded_; }
-  bool is_showdown() const { return over_ && !folded_; }
-  int position_to_act() const { return to_act_; }  // requires !is_over()
-  int round() const { return round_; }             // 0 to 3; also 3 after a call of an all-in
+  std::optional<int> folded_position() const { return folded_position_; }
+  bool is_showdown() const { return over_ && !folded_position_; }
+  int position_to_act() const { return position_to_act_; }  // requires !is_over()
+  int round() const { return round_; }                      // 0 to 3; also 3 after a call of an all-in
   Chips put_in(int position) const { return put_in_[static_cast<std::size_t>(position)]; }
   Chips pot() const { return put_in_[0] + put_in_[1]; }
   std::span<const Step> steps() const { return steps_; }
@@ -90,10 +90,10 @@ class Betting {
   Rules rules_;
   std::array<Chips, 2> put_in_{};
   Chips raise_min_ = 0;  // total chips put in by the smallest full raise; only an all-in may be smaller
-  int round_ = 0, to_act_ = 1;
+  int round_ = 0, position_to_act_ = 1;
   int actions_in_round_ = 0;
   bool over_ = false;
-  std::optional<int> folded_;
+  std::optional<int> folded_position_;
   std::vector<Step> steps_;
 };
 

@@ -8,7 +8,7 @@ namespace echoline::data_plane::poker {
 namespace {
 
 constexpr double kStandardErrorsAt95Percent = 1.96;  // half width of a normal distribution's 95 % interval
-constexpr std::uint64_t kStreamsPerHand = 3;         // the deal, and the draws of each position
+constexpr std::uint64_t kStreamsPerHand = 3;         // random streams: the deal, and the draws of each position
 
 // Running mean and variance (Welford).
 class Moments {
@@ -59,9 +59,9 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
   for (std::uint64_t pair = 0; pair < pairs; ++pair) {
     HandRandom hand_random(seed, pair);
     const Deal deal = Deal::draw(hand_random.deal);
-    auto draws = hand_random.by_position, draws_again = hand_random.by_position;
+    auto draws = hand_random.by_position, same_draws = hand_random.by_position;
     ECHO_ASSIGN(const Chips won_as_big_blind, play_hand(betting, deal, {&first, &second}, draws));
-    ECHO_ASSIGN(const Chips lost_as_small_blind, play_hand(betting, deal, {&second, &first}, draws_again));
+    ECHO_ASSIGN(const Chips lost_as_small_blind, play_hand(betting, deal, {&second, &first}, same_draws));
     const double big_blind_result = static_cast<double>(won_as_big_blind) / chips_per_unit,
                  small_blind_result = static_cast<double>(-lost_as_small_blind) / chips_per_unit;
     as_big_blind.add(big_blind_result);

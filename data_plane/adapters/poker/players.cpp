@@ -15,10 +15,10 @@ class RandomPlayer final : public Player {
   std::string_view name() const override { return "random"; }
   Result<Action> decide(const View& view, Random& random) override {
     const LegalActions legal = view.betting.legal();
-    const std::uint64_t fold = legal.owed > 0 ? 1 : 0;
-    const std::uint64_t choice = random.below(1 + fold + (legal.raise ? 1 : 0));
-    if (choice < fold) return Action::fold();
-    if (choice == fold) return Action::call();
+    const std::uint64_t fold_choices = legal.owed > 0 ? 1 : 0;
+    const std::uint64_t choice = random.below(1 + fold_choices + (legal.raise ? 1 : 0));
+    if (choice < fold_choices) return Action::fold();
+    if (choice == fold_choices) return Action::call();
     return Action::raise(random.between(legal.raise->front(), legal.raise->back()));
   }
 };
@@ -67,24 +67,24 @@ class TightPlayer final : public Player {
   // The rows are for no earlier raise, for one, and for several or a large one. Each has the half points from which the
   // player raises, and those from which it calls.
   static Action before_flop(const Spot& spot, int half_points) {
-    struct Row {
+    struct Thresholds {
       int raise, call;
     };
-    constexpr std::array<Row, 3> kRows = {{{16, 10}, {24, 16}, {32, 24}}};
+    constexpr std::array<Thresholds, 3> kThresholds = {{{16, 10}, {24, 16}, {32, 24}}};
     const bool is_large_raise = spot.legal.owed > kLargeRaiseBigBlinds * spot.big_blind;
-    const Row& row = kRows[is_large_raise ? 2 : static_cast<std::size_t>(std::min(spot.raises, 2))];
-    if (half_points >= row.raise) return spot.legal.raise_near(3 * (spot.own_bet + spot.legal.owed));
-    return half_points >= row.call ? Action::call() : spot.fold_or_check();
+    const Thresholds& thresholds = kThresholds[is_large_raise ? 2 : static_cast<std::size_t>(std::min(spot.raises, 2))];
+    if (half_points >= thresholds.raise) return spot.legal.raise_near(3 * (spot.own_bet + spot.legal.owed));
+    return half_points >= thresholds.call ? Action::call() : spot.fold_or_check();
   }
 
   static Action after_flop(const Spot& spot, double equity_share) {
     if (equity_share >= 0.9 || (equity_share >= 0.8 && spot.raises < 2)) return spot.raise_by(1.0);
     if (equity_share >= 0.6 && spot.raises == 0) return spot.raise_by(0.5);
     // The share of the pot that a call has to win on average.
-    const double price = static_cast<double>(spot.legal.owed) / static_cast<double>(spot.pot + spot.legal.owed);
+    const double pot_odds = static_cast<double>(spot.legal.owed) / static_cast<double>(spot.pot + spot.legal.owed);
     // A margin, because a player who bets has better than random cards.
     constexpr double kCallMargin = 0.1;
-    return equity_share >= price + kCallMargin ? Action::call() : spot.fold_or_check();
+    return equity_share >= pot_odds + kCallMargin ? Action::call() : spot.fold_or_check();
   }
 };
 
@@ -119,27 +119,29 @@ std::vector<std::string> player_names() {
 double equity(const Hole& own, std::span<const Card> board, int deals, Random& random) {
   const CardSet own_cards = CardSet(own) | CardSet(board);
   Deck deck(own_cards);
-  constexpr std::size_t kPlayerCards = 7;                        // two of the player and five of the board
-  const std::size_t hidden_cards = kPlayerCards - board.size();  // unknown cards among the opponent's
+  constexpr std::size_t kPlayerCards = 7;  // two of the player and five of the board
+  // Unknown cards among those of which the opponent makes a hand: the rest of the board, and two in hand.
+  const std::size_t hidden_cards = kPlayerCards - board.size();
   int half_pots = 0;
   for (int i = 0; i < deals; ++i) {
     CardSet dealt, opponent_cards(board);
-    // The rest of the board, which both players share, and then the opponent's two cards.
-    for (std::size_t c = 0; c + 2 < hidden_cards; ++c) dealt.add(deck.draw(random));
+    // Deals the rest of the board, which both players share, and then the opponent's two cards.
+    for (std::size_t card = 0; card + 2 < hidden_cards; ++card) dealt.add(deck.draw(random));
     opponent_cards = opponent_cards | dealt;
-    for (int c = 0; c < 2; ++c) opponent_cards.add(deck.draw(random));
+    for (int card = 0; card < 2; ++card) opponent_cards.add(deck.draw(random));
     const HandValue own_value = evaluate(own_cards | dealt), opponent_value = evaluate(opponent_cards);
-    half_pots += own_value > opponent_value ? 2 : own_value == opponent_value ? 1 : 0;
+    half_pots += own_value > opponent_value ? 2 : own_value == opponent_value ? 1 : 0;  // equal hands share the pot
     deck.put_back(hidden_cards);
   }
   return half_pots / (2.0 * deals);
 }
 
-// The Chen formula, in half points: those of the higher card, then for pairs, suits and gaps. The sum is rounded up to
-// whole points.
+// The Chen formula in half points: those of the higher card, then those for pairs, suits and gaps. The formula rounds
+// up to whole points, so the result is even. Ranks count from 0 (a deuce): 9 is a jack, 10 a queen.
 int chen_half_points(const Hole& own) {
   const auto [low, high] = std::minmax({own[0].rank(), own[1].rank()});
   constexpr std::array<int, 4> kHighCards = {12, 14, 16, 20};  // J Q K A
+  // Below the jack, a card has half its number in points, so its number in half points.
   const int high_card_half_points = high >= 9 ? kHighCards[static_cast<std::size_t>(high - 9)] : high + 2;
   if (low == high) return std::max(2 * high_card_half_points, 10);
   const int ranks_between = high - low - 1;

@@ -20,10 +20,10 @@ namespace {
 
 using namespace poker;
 
-constexpr std::uint64_t kDealsMax = 4096;                   // deals per hand, until the opponent does not fold at once
-constexpr std::string_view kHeldOut = "poker/evaluation/";  // followed by the number
-constexpr std::uint64_t kTrainingStream = 0x7261696e,
-                        kEvaluationStream = 0x6576616c;  // any two numbers, so that deals differ
+constexpr std::uint64_t kDealsMax = 4096;  // deals per hand, until the opponent does not fold at once
+constexpr std::string_view kHeldOutIdPrefix = "poker/evaluation/";  // followed by the number
+// Any two different numbers, so that training and held-out deals differ.
+constexpr std::uint64_t kTrainingStream = 0x7261696e, kEvaluationStream = 0x6576616c;
 
 // An opponent that only a worker can ask, during the episode.
 enum class LiveOpponent { kNone, kPolicy, kServer };
@@ -35,7 +35,7 @@ struct Options {
   SidePromptServerOptions server;
   std::uint64_t hands = 1, evaluation_problems = 256;
   double format_penalty = 1;
-  bool terse = false;
+  bool terse = false;  // see describe_tersely() in wording.hpp
 
   void read(ConfigSection s, AdapterUse) {
     std::string_view opponent_choice = opponent;
@@ -121,6 +121,7 @@ class PokerEpisode final : public QuickEpisode {
   }
 
   Result<Step> step_now(std::string_view response) override {
+    // After a side prompt, the response is the opponent's action.
     const bool policy_acts = !std::exchange(side_prompt_pending_, false);
     const View view = view_of(betting_, deal_, policy_acts ? position() : 1 - position());
     const LegalActions legal = betting_.legal();
@@ -167,6 +168,7 @@ class PokerEpisode final : public QuickEpisode {
     return options_.terse ? describe_tersely(view) : describe(view, hand_ + 1, options_.hands);
   }
 
+  // Deals a hand, again if the opponent folds before the policy acts.
   Status deal() {
     for (std::uint64_t i = 0; i < kDealsMax; ++i) {
       random_streams_ = HandRandom(start_.deals_seed, hand_ * kDealsMax + i);
@@ -180,6 +182,8 @@ class PokerEpisode final : public QuickEpisode {
     return fail(Code::kExhausted, "poker", "the opponent folds every hand; choose another");
   }
 
+  // Plays the opponent's actions until it is the policy's turn, a side prompt must ask the opponent, or the hand is
+  // over.
   Status play_opponent() {
     const auto other = static_cast<std::size_t>(1 - position());
     while (!betting_.is_over() && betting_.position_to_act() != position() && !side_prompt_pending_) {
@@ -223,7 +227,7 @@ class PokerEpisode final : public QuickEpisode {
   // The part of the episode's score from one hand: big blinds per hand, so it is divided by the number of hands.
   Score hand_score(Chips won, Chips baseline, int faults) const {
     const double hands = static_cast<double>(options_.hands),
-                 chips_per_unit = hands * static_cast<double>(options_.rules.big_blind);
+                 chips_per_unit = hands * static_cast<double>(options_.rules.big_blind);  // unit: a big blind per hand
     const double won_bb = static_cast<double>(won) / chips_per_unit,
                  baseline_bb = static_cast<double>(baseline) / chips_per_unit;
     return {.reward = won_bb - baseline_bb - options_.format_penalty * faults / hands,
@@ -242,7 +246,7 @@ class PokerEpisode final : public QuickEpisode {
   Chips chips_won_ = 0;
   bool opponent_by_side_prompt_ = false;  // side prompts ask for the opponent's actions
   bool side_prompt_pending_ = false;
-  std::string pending_observation_;  // text for the policy's next turn
+  std::string pending_observation_;  // text for the policy's next turn, while a side prompt comes first
 };
 
 class Poker final : public Adapter {
@@ -266,14 +270,14 @@ class Poker final : public Adapter {
     for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) {
       const DealAndPosition start{.deals_seed = mix64(mix64(seed_ ^ kEvaluationStream) + i / 2),
                                   .position = static_cast<int>(i % 2)};
-      problems.push_back(make_problem(fmt::format("{}{}", kHeldOut, i), start).value());
+      problems.push_back(make_problem(fmt::format("{}{}", kHeldOutIdPrefix, i), start).value());
     }
     return problems;
   }
 
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
     ECHO_ASSIGN(const DealAndPosition start, parse_start(problem.reference()));
-    const bool opponent_by_side_prompt = opponent_by_side_prompt_ && !problem.id().starts_with(kHeldOut);
+    const bool opponent_by_side_prompt = opponent_by_side_prompt_ && !problem.id().starts_with(kHeldOutIdPrefix);
     ECHO_ASSIGN(std::unique_ptr<Episode> episode, PokerEpisode::begin(options_, start, opponent_by_side_prompt));
     return opponent_by_side_prompt && server_ ? server_->answer_side_prompts_of(std::move(episode), seed)
                                               : std::move(episode);
@@ -281,8 +285,9 @@ class Poker final : public Adapter {
 
   // The learner cannot reproduce the answer of an opponent that was asked.
   Repeatable repeatable(const Problem& problem) const override {
-    return options_.live_opponent == LiveOpponent::kNone || problem.id().starts_with(kHeldOut) ? Repeatable::kCheaply
-                                                                                               : Repeatable::kNot;
+    return options_.live_opponent == LiveOpponent::kNone || problem.id().starts_with(kHeldOutIdPrefix)
+               ? Repeatable::kCheaply
+               : Repeatable::kNot;
   }
 
   // The tight player's first action.

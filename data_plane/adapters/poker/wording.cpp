@@ -15,15 +15,15 @@ constexpr std::string_view kBegin = "<action>", kEnd = "</action>", kRaise = "ra
 constexpr std::size_t kActionBytesMax = 64;
 constexpr std::array<std::string_view, kRounds> kRoundNames = {"before the flop", "flop", "turn", "river"};
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+bool is_space(char letter) { return letter == ' ' || letter == '\n' || letter == '\t' || letter == '\r'; }
 
 // Trims white space and converts to lower case.
 std::string trimmed_lower_case(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
   std::string lower(text);
-  for (char& c : lower)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (char& letter : lower)
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
   return lower;
 }
 
@@ -57,14 +57,14 @@ std::string betting_so_far(const View& view) {
     const auto verb = [&](std::string_view word) {
       return fmt::format("{} {}{}", is_own_action ? "you" : "your opponent", word, is_own_action ? "" : "s");
     };
-    Chips& own_bet = put_in[static_cast<std::size_t>(position)];
+    Chips& acting_player_bet = put_in[static_cast<std::size_t>(position)];
     const Chips other_bet = put_in[static_cast<std::size_t>(1 - position)];
     if (action.kind == Action::Kind::kFold) text += verb("fold");
-    if (action.kind == Action::Kind::kCall) text += verb(other_bet > own_bet ? "call" : "check");
+    if (action.kind == Action::Kind::kCall) text += verb(other_bet > acting_player_bet ? "call" : "check");
     if (action.kind == Action::Kind::kRaise) text += fmt::format("{} to {}", verb("raise"), action.to);
-    own_bet = action.kind == Action::Kind::kRaise  ? action.to
-              : action.kind == Action::Kind::kCall ? other_bet
-                                                   : own_bet;
+    acting_player_bet = action.kind == Action::Kind::kRaise  ? action.to
+                        : action.kind == Action::Kind::kCall ? other_bet
+                                                             : acting_player_bet;
   }
   return text.empty() ? "none" : text;
 }
@@ -162,8 +162,8 @@ std::string describe_tersely(const View& view) {
   for (const auto& [step_round, position, action] : view.betting.steps()) {
     // A '/' for each round that has ended since the previous step.
     betting.append(static_cast<std::size_t>(step_round - std::exchange(round, step_round)), '/');
-    const char c = to_string(action)[0];
-    betting += position == view.position ? c : static_cast<char>(c - 'a' + 'A');
+    const char letter = to_string(action)[0];
+    betting += position == view.position ? letter : static_cast<char>(letter - 'a' + 'A');
   }
   return fmt::format("{} {} {} {} {} {}: ", view.position == 0 ? 'b' : 's', to_string(view.own_cards, ""),
                      view.board.empty() ? "-" : to_string(view.board, ""), betting.empty() ? "-" : betting,
@@ -174,12 +174,12 @@ std::optional<Action> parse_letter(std::string_view response, const View& view) 
   while (!response.empty() && is_space(response.back())) response.remove_suffix(1);
   if (response.empty()) return std::nullopt;
   const LegalActions legal = view.betting.legal();
-  const char c = response.back();
-  if (c == 'c') return Action::call();
-  if (c == 'f' && legal.owed > 0) return Action::fold();
+  const char letter = response.back();
+  if (letter == 'c') return Action::call();
+  if (letter == 'f' && legal.owed > 0) return Action::fold();
   if (legal.raise) {
     for (const auto& [name, raise] : lettered_raises(view, legal))
-      if (c == name) return raise;
+      if (letter == name) return raise;
   }
   return std::nullopt;
 }

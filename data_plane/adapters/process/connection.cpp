@@ -13,8 +13,8 @@ namespace {
 // From a failure to the next start of the program; doubled with each failure in a row.
 constexpr Duration kRestartDelayMin = std::chrono::milliseconds(100), kRestartDelayMax = std::chrono::seconds(30);
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
-// After more consecutive failures than this, calls fail instead of waiting for the next start.
-constexpr std::uint32_t kFailuresMax = 4;
+// After more failures in a row than this, calls fail at once instead of waiting for the next start.
+constexpr std::uint32_t kFailuresWithWaitMax = 4;
 constexpr std::size_t kLoggedErrorBytes = 1000, kReportedErrorBytes = 300;  // the end of what the program wrote
 constexpr std::size_t kClosedEpisodesMax = 65'536;                          // kept for the next close notice
 
@@ -28,7 +28,7 @@ Connection::~Connection() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  wake_thread_.notify_all();
   thread_.join();
 }
 
@@ -38,7 +38,7 @@ Result<Hello> Connection::hello() {
     const std::lock_guard lock(mutex_);
     hello_callbacks_.push_back([promise](Result<Hello> hello) { promise->set_value(std::move(hello)); });
   }
-  changed_.notify_all();
+  wake_thread_.notify_all();
   return promise->get_future().get();
 }
 
@@ -47,7 +47,7 @@ void Connection::ask(Call call) {
     const std::lock_guard lock(mutex_);
     if (!stopping_ && waiting_calls_.size() < options_.waiting_max) {
       waiting_calls_.push_back(std::move(call));
-      changed_.notify_all();
+      wake_thread_.notify_all();
       return;
     }
   }
@@ -72,7 +72,7 @@ void Connection::close(std::uint64_t episode, std::uint64_t start_number) {
 void Connection::run_thread() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !waiting_calls_.empty() || !hello_callbacks_.empty(); });
+    wake_thread_.wait(lock, [this] { return stopping_ || !waiting_calls_.empty() || !hello_callbacks_.empty(); });
     if (stopping_) break;
     if (!hello_callbacks_.empty()) {
       auto callbacks = std::exchange(hello_callbacks_, {});
@@ -82,7 +82,8 @@ void Connection::run_thread() {
       lock.lock();
       continue;
     }
-    // The oldest calls that one request can hold.
+    // The oldest calls that one request can hold, which is of one method. Stops at the first call that does not fit, so
+    // that calls stay in order.
     std::vector<Call> batch;
     const Method method = waiting_calls_.front().method;
     const bool send_alone = waiting_calls_.front().send_alone;
@@ -92,7 +93,7 @@ void Connection::run_thread() {
       batch.push_back(std::move(waiting_calls_.front()));
       waiting_calls_.pop_front();
     }
-    lock.unlock();
+    lock.unlock();  // so that others can ask while the program works
     send_batch(std::move(batch));
     lock.lock();
   }
@@ -101,7 +102,7 @@ void Connection::run_thread() {
   lock.unlock();
   for (Call& call : unsent) call.on_answer(fail(Code::kCancelled, "task", "the run is ending"));
   for (auto& callback : callbacks) callback(fail(Code::kCancelled, "task", "the run is ending"));
-  process_.reset();
+  process_.reset();  // ends the program
 }
 
 // Starts the program unless it runs. After a failure, waits for the restart delay first, or fails if there were many.
@@ -111,17 +112,17 @@ Status Connection::ensure_started() {
     if (!ended) return ok();
     on_program_failure(fmt::format("it {}", ended->description()));
   }
-  if (failures_ > kFailuresMax && clock_.now() < next_start_at_) return last_error_;
+  if (failures_in_a_row_ > kFailuresWithWaitMax && clock_.now() < next_start_at_) return last_error_;
   {
     std::unique_lock lock(mutex_);
-    while (!stopping_ && clock_.now() < next_start_at_) changed_.wait_for(lock, next_start_at_ - clock_.now());
+    while (!stopping_ && clock_.now() < next_start_at_) wake_thread_.wait_for(lock, next_start_at_ - clock_.now());
     if (stopping_) return fail(Code::kCancelled, "task", "the run is ending");
   }
   const auto launch_and_greet = [&]() -> Status {
     ECHO_ASSIGN(process_, pool_.launch(options_.command));
     const std::uint64_t id = next_id_++;
     ECHO_ASSIGN(const std::string line,
-                exchange(hello_request(id, options_.seed, options_.settings_json), options_.start_deadline));
+                send_and_read_line(hello_request(id, options_.seed, options_.settings_json), options_.start_deadline));
     ECHO_ASSIGN(const auto answer, read_answer(line, id));
     ECHO_ASSIGN(hello_, read_hello(answer));
     return ok();
@@ -149,13 +150,13 @@ void Connection::on_program_failure(const std::string& reason) {
     process_.reset();
   }
   Duration delay = kRestartDelayMin;
-  for (std::uint32_t i = 0; i < failures_ && delay < kRestartDelayMax; ++i) delay *= 2;
-  ++failures_;
+  for (std::uint32_t i = 0; i < failures_in_a_row_ && delay < kRestartDelayMax; ++i) delay *= 2;
+  ++failures_in_a_row_;
   next_start_at_ = clock_.now() + std::min(delay, kRestartDelayMax);
 }
 
-// Sends a line and reads the answering line.
-Result<std::string> Connection::exchange(const std::string& line, Duration deadline) {
+// Sends a line and reads the answering line. Waits for it in short steps, because a read does not notice `stopping_`.
+Result<std::string> Connection::send_and_read_line(const std::string& line, Duration deadline) {
   const TimePoint answer_due = clock_.now() + deadline;
   ECHO_TRY(process_->write(line, deadline));
   for (;;) {
@@ -176,13 +177,14 @@ void Connection::send_close_notice() {
       if (start_number == start_number_) episodes.push_back(episode);
     closed_episodes_.clear();
   }
+  // If the write fails, the request that follows fails too and reports it.
   if (!episodes.empty()) (void)process_->write(close_notice(episodes), options_.deadline);
 }
 
 void Connection::send_batch(std::vector<Call> batch) {
   if (const Status started = ensure_started(); !started)
     return retry_or_fail(std::move(batch), started.error(), /*fail_all=*/true);
-  std::vector<Call> sendable;
+  std::vector<Call> sendable;  // without those whose episode is lost
   for (Call& call : batch) {
     if (call.start_number && *call.start_number != start_number_)
       call.on_answer(fail(Code::kUnavailable, "task", "the program was restarted and no longer has this episode"));
@@ -194,18 +196,19 @@ void Connection::send_batch(std::vector<Call> batch) {
   std::vector<std::string_view> items;
   for (const Call& call : sendable) items.push_back(call.item);
   const std::uint64_t id = next_id_++;
-  const auto line = exchange(request(id, sendable.front().method, options_.deadline, items), options_.deadline);
+  const auto line =
+      send_and_read_line(request(id, sendable.front().method, options_.deadline, items), options_.deadline);
   auto answer = line ? read_answer(*line, id) : Result<nlohmann::json>(line.error());
   auto results = answer ? read_items(*std::move(answer), sendable.size())
                         : Result<std::vector<Result<nlohmann::json>>>(answer.error());
   if (!results) {
     // An error that the program reports is a valid answer, for which read_answer() returns kUnavailable. After any
-    // other failure the program is in an unknown state.
+    // other failure the program is in an unknown state, so it is stopped. A call that failed alone is not retried.
     const bool reported_by_program = line && !answer && answer.error().code == Code::kUnavailable;
     if (!reported_by_program) on_program_failure(results.error().message());
     return retry_or_fail(std::move(sendable), results.error(), /*fail_all=*/sendable.size() == 1);
   }
-  failures_ = 0;
+  failures_in_a_row_ = 0;
   next_start_at_ = {};
   last_error_ = {};
   for (std::size_t i = 0; i < sendable.size(); ++i) {

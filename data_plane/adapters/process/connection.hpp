@@ -39,7 +39,7 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Starts the program if necessary and returns its hello.
+  // Starts the program if necessary and returns its hello. Blocks.
   Result<Hello> hello();
 
   // `on_answer` is called once, with an item of the answer or an error. kExhausted: too many calls wait; kStale: no
@@ -52,14 +52,16 @@ class Connection {
     // If set, the call fails if the program was started again since, because it has then lost its episodes. The first
     // start has number 1.
     std::optional<std::uint64_t> start_number;
-    // Called before `on_answer`, with the program's start number.
+    // Called before `on_answer` if the program answers the batch, with the program's start number.
     std::function<void(std::uint64_t)> on_start_number = {};
     bool send_alone = false;  // the call is a batch of its own
   };
   void ask(Call call);
+  // Returns what ask() would give to `on_answer`.
   Result<nlohmann::json> ask_and_wait(Method method, std::string item);
-  // Tells the program before its next batch that the episode is over, if it still has this start number. Drops the
-  // notice if too many are kept; the program then holds the episode until it ends.
+  // Tells the program before its next batch that the episode is over, if it still has this start number; a program
+  // started later never had the episode. Drops the notice if too many are kept; the program then holds the episode
+  // until the program ends.
   void close(std::uint64_t episode, std::uint64_t start_number);
 
  private:
@@ -68,28 +70,29 @@ class Connection {
   Status ensure_started();
   void retry_or_fail(std::vector<Call> batch, const Error& error, bool fail_all);
   void send_close_notice();
-  Result<std::string> exchange(const std::string& line, Duration deadline);
+  Result<std::string> send_and_read_line(const std::string& line, Duration deadline);
   void on_program_failure(const std::string& reason);
 
   sandbox::Pool& pool_;
   const ConnectionOptions options_;
   const SystemClock clock_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Call> waiting_calls_;                                        // guarded by mutex_
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;  // episode and start number; guarded by mutex_
-  std::vector<std::function<void(Result<Hello>)>> hello_callbacks_;       // guarded by mutex_
-  bool stopping_ = false;                                                 // guarded by mutex_
+  std::condition_variable wake_thread_;
+  std::deque<Call> waiting_calls_;  // guarded by mutex_
+  // Episodes for the next close notice, each with its start number; guarded by mutex_.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;
+  std::vector<std::function<void(Result<Hello>)>> hello_callbacks_;  // guarded by mutex_
+  bool stopping_ = false;                                            // guarded by mutex_
 
-  // Used by the thread only.
+  // Used by thread_ only.
   std::optional<sandbox::Process> process_;
   Hello hello_;
-  std::uint64_t start_number_ = 0;  // how often the program was started
-  std::uint64_t next_id_ = 1;       // id of the next request
-  std::uint32_t failures_ = 0;      // consecutive failed starts or batches
-  TimePoint next_start_at_{};       // the program is not started before
-  Error last_error_;
-  std::thread thread_;
+  std::uint64_t start_number_ = 0;       // how often the program was started
+  std::uint64_t next_id_ = 1;            // id of the next request
+  std::uint32_t failures_in_a_row_ = 0;  // of starts and batches
+  TimePoint next_start_at_{};            // the program is not started before
+  Error last_error_;                     // empty after a batch that succeeded
+  std::thread thread_;                   // last, because it uses the members above as soon as it is constructed
 };
 
 }  // namespace echoline::data_plane::process

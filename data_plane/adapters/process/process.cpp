@@ -14,14 +14,15 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kFolder = "/task/";  // where the script is inside the sandbox
-constexpr std::uint64_t kFileBytesMax = 1u << 20, kFilesBytesMax = 4u << 20;
-constexpr std::size_t kFilesMax = 64, kNameBytesShown = 80;
+constexpr std::string_view kFolder = "/task/";                                // where the script is in the sandbox
+constexpr std::uint64_t kFileBytesMax = 1u << 20, kFilesBytesMax = 4u << 20;  // of one file, and of all together
+constexpr std::size_t kFilesMax = 64, kNameBytesShown = 80;                   // the latter in an error
 
 struct Options {
-  std::filesystem::path script;
-  std::vector<std::string> files, command;
-  std::string contents_json = "{}";
+  std::filesystem::path script;      // on the learner only: workers get the text in contents_json
+  std::vector<std::string> files;    // names beside the script
+  std::vector<std::string> command;  // runs the script; empty: Python
+  std::string contents_json = "{}";  // the worker's script and files, from worker_options()
   process::TaskOptions task;
 
   void read(ConfigSection s, AdapterUse use) {
@@ -67,9 +68,10 @@ Result<Contents> read_contents(const Options& options) {
     const std::filesystem::path path = options.script.parent_path() / name;
     auto text = read_file(path.string(), kFileBytesMax);
     if (!text) return as_user_error(std::move(text).error());
-    // The text is sent as JSON, which must be UTF-8.
-    if (json(*text).dump(-1, ' ', false, json::error_handler_t::ignore) !=
-        json(*text).dump(-1, ' ', false, json::error_handler_t::replace))
+    // The text is sent as JSON, which must be UTF-8. If it is not, dropping its invalid bytes and replacing them give
+    // different texts.
+    if (json(*text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::ignore) !=
+        json(*text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace))
       return fail(Code::kInvalid, "task", "{}: expected a text in UTF-8", path.string());
     total_bytes += text->size();
     if (total_bytes > kFilesBytesMax)
@@ -80,12 +82,13 @@ Result<Contents> read_contents(const Options& options) {
   return contents;
 }
 
-// The inverse of worker_options().
+// Reads the option `contents` that worker_options() wrote.
 Result<Contents> parse_contents(const std::string& text) {
-  const json parts = json::parse(text, nullptr, false);
+  const json parts = json::parse(text, nullptr, /*allow_exceptions=*/false);
   Contents contents;
   if (!parts.is_object() || !parts.contains("files") || !parts["files"].is_object()) return contents;
   for (const auto& [name, file] : parts["files"].items()) {
+    // Checked again, because a worker does not trust the learner's names.
     if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos ||
         contents.files.size() > kFilesMax)
       return fail(Code::kInvalid, "task", "'{}' cannot be a file of a task", name.substr(0, kNameBytesShown));
@@ -102,15 +105,15 @@ sandbox::Command command_of(const Options& options, const Contents& contents) {
   for (const auto& [name, text] : contents.files) command.files[std::string(kFolder) + name] = text;
   command.files[std::string(kFolder) + "echoline_task.py"] = std::string(process::kPythonHelper);
   command.environment = {{"PYTHONPATH", std::string(kFolder.substr(0, kFolder.size() - 1))},
-                         {"PYTHONUNBUFFERED", "1"},
+                         {"PYTHONUNBUFFERED", "1"},  // so that each answer leaves the program at once
                          {"PYTHONDONTWRITEBYTECODE", "1"},
-                         {"PYTHONHASHSEED", "0"}};
+                         {"PYTHONHASHSEED", "0"}};  // the same order of sets on every machine, for equal scores
   return command;
 }
 
 // The options for workers, with the files' contents instead of their paths.
 std::string worker_options(std::string_view options_json, const Contents& contents) {
-  json options = json::parse(options_json, nullptr, false);
+  json options = json::parse(options_json, nullptr, /*allow_exceptions=*/false);
   if (!options.is_object()) options = json::object();
   options.erase("script");
   options["contents"] = {{"script", contents.script}, {"files", contents.files}};

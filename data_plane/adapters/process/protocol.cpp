@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024, kExcerptBytesMax = 80;
-constexpr std::size_t kRequestEndBytesMax = 64;  // of a request, after its items
+constexpr std::size_t kRequestEndBytesMax = 64;  // what follows the items in a request
 constexpr std::size_t kItemKeysBytes = 256;      // approximate size of an item without prompt and response
 
 template <class... Args>
@@ -25,23 +25,28 @@ Error answer_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "task's answer", format, std::forward<Args>(args)...);
 }
 
-std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string json_text(const json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+}
 std::string excerpt(const json& value) { return json_text(value).substr(0, kExcerptBytesMax); }
 
-// Whether eight bytes need no escaping: printable ASCII except '"' and '\\'.
-// Tests them together: below() and equals() set the top bit of each byte that is below a value or equal to it.
+// Whether eight bytes need no escaping: printable ASCII except '"' and '\\'. Tests them together: below() and equals()
+// set the top bit of each byte that is below a value or equal to it, and a byte outside ASCII has its top bit set
+// already. A borrow may set the bit of a later byte too, but only if an earlier byte already has it.
 bool needs_no_escape(const char* bytes) {
-  constexpr std::uint64_t kOnes = 0x0101010101010101, kTops = 0x8080808080808080;
+  constexpr std::uint64_t kOnes = 0x0101010101010101, kTopBits = 0x8080808080808080;
   std::uint64_t word = 0;
   std::memcpy(&word, bytes, sizeof word);
-  const auto below = [word](std::uint64_t n) { return (word - kOnes * n) & ~word; };
-  const auto equals = [word](std::uint64_t c) { return ((word ^ kOnes * c) - kOnes) & ~(word ^ kOnes * c); };
-  return ((word | below(0x20) | equals('"') | equals('\\')) & kTops) == 0;
+  const auto below = [word](std::uint64_t limit) { return (word - kOnes * limit) & ~word; };
+  const auto equals = [word](std::uint64_t character) {
+    return ((word ^ kOnes * character) - kOnes) & ~(word ^ kOnes * character);
+  };
+  return ((word | below(0x20) | equals('"') | equals('\\')) & kTopBits) == 0;
 }
 
-// Writes a text as JSON and replaces invalid UTF-8. Copies runs of plain bytes, because responses are long and mostly
-// plain.
-void quote(std::string& out, std::string_view text) {
+// Appends a text as a JSON string and replaces invalid UTF-8. Copies runs of plain bytes without the JSON library,
+// because responses are long and mostly plain.
+void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   std::size_t run_begin = 0;
   while (run_begin < text.size()) {
@@ -56,27 +61,30 @@ void quote(std::string& out, std::string_view text) {
     while (i < text.size() && !is_plain()) ++i;
     if (i == run_begin) continue;
     const std::string quoted_run = json_text(text.substr(run_begin, i - run_begin));
-    out.append(quoted_run, 1, quoted_run.size() - 2);
+    out.append(quoted_run, 1, quoted_run.size() - 2);  // without its quotation marks
     run_begin = i;
   }
   out += '"';
 }
 
-void append(std::string& out, std::string_view key, std::string_view text) {
-  out += key;
-  quote(out, text);
+// `key_json`: the key with the punctuation around it, such as `,"id":`.
+void append_text(std::string& out, std::string_view key_json, std::string_view text) {
+  out += key_json;
+  append_quoted(out, text);
 }
 
-void append(std::string& out, const Problem& problem) {
-  append(out, R"({"id":)", problem.id());
+void append_problem(std::string& out, const Problem& problem) {
+  append_text(out, R"({"id":)", problem.id());
   if (!problem.metadata_json().empty())
-    if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded())
+    // Parsed and written again, because a line end inside the metadata would end the request.
+    if (const json metadata = json::parse(problem.metadata_json(), nullptr, /*allow_exceptions=*/false);
+        !metadata.is_discarded())
       out += ",\"metadata\":" + json_text(metadata);
   if (problem.messages().empty())
-    append(out, R"(,"prompt":)", problem.prompt());
+    append_text(out, R"(,"prompt":)", problem.prompt());
   else
     out += R"(,"prompt":)" + json_text(to_json(prompt_of(problem)));
-  append(out, R"(,"reference":)", problem.reference());
+  append_text(out, R"(,"reference":)", problem.reference());
   out += '}';
 }
 
@@ -134,7 +142,7 @@ std::string_view to_string(Method method) {
 }
 
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json) {
-  json settings = json::parse(settings_json, nullptr, false);
+  json settings = json::parse(settings_json, nullptr, /*allow_exceptions=*/false);
   if (!settings.is_object()) settings = json::object();
   return json_text({{"id", id},
                     {"method", "hello"},
@@ -147,14 +155,14 @@ std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view
 std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items) {
   std::string line = fmt::format(R"({{"deadline_ms":{},"id":{},"items":[)",
                                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(), id);
-  std::size_t size = line.size() + kRequestEndBytesMax;
-  for (const std::string_view item : items) size += item.size() + 1;
-  line.reserve(size);
+  std::size_t request_bytes = line.size() + kRequestEndBytesMax;
+  for (const std::string_view item : items) request_bytes += item.size() + 1;
+  line.reserve(request_bytes);
   for (const std::string_view item : items) {
     line += item;
     line += ',';
   }
-  if (!items.empty()) line.pop_back();
+  if (!items.empty()) line.pop_back();  // the last comma
   line += fmt::format("],\"method\":\"{}\"}}\n", to_string(method));
   return line;
 }
@@ -163,6 +171,7 @@ std::string close_notice(const std::vector<std::uint64_t>& episodes) {
   return json_text({{"method", "close"}, {"episodes", episodes}}) + "\n";
 }
 
+// In the items below, the keys are in the order of the alphabet, as nlohmann::json writes them in other requests.
 std::string rows_item(std::span<const std::uint64_t> rows) {
   return fmt::format("{{\"rows\":[{}]}}", fmt::join(rows, ","));
 }
@@ -171,8 +180,8 @@ std::string score_item(const Problem& problem, std::string_view response) {
   std::string item;
   item.reserve(problem.prompt().size() + response.size() + kItemKeysBytes);
   item += R"({"problem":)";
-  append(item, problem);
-  append(item, R"(,"response":)", response);
+  append_problem(item, problem);
+  append_text(item, R"(,"response":)", response);
   item += '}';
   return item;
 }
@@ -181,9 +190,9 @@ std::string step_item(std::uint64_t episode, std::string_view response, const Pr
   std::string item = fmt::format(R"({{"episode":{})", episode);
   if (problem) {
     item += R"(,"problem":)";
-    append(item, *problem);
+    append_problem(item, *problem);
   }
-  append(item, R"(,"response":)", response);
+  append_text(item, R"(,"response":)", response);
   if (problem) item += fmt::format(R"(,"seed":{})", seed);
   item += '}';
   return item;
@@ -193,8 +202,9 @@ Result<json> read_answer(std::string_view line, std::uint64_t id) {
   if (nests_too_deep(line)) return answer_error("nested deeper than {}", kJsonDepthMax);
   json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
-    return answer_error("expected a JSON object on a line of its own, found '{}'",
-                        json(line.substr(0, kExcerptBytesMax)).dump(-1, ' ', true, json::error_handler_t::replace));
+    return answer_error(
+        "expected a JSON object on a line of its own, found '{}'",
+        json(line.substr(0, kExcerptBytesMax)).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace));
   const auto answered_id = answer.find("id");
   if (answered_id == answer.end() || !answered_id->is_number_unsigned() || answered_id->get<std::uint64_t>() != id)
     return answer_error("expected the answer to request {}, found {}", id, excerpt(answer));
@@ -214,20 +224,20 @@ Result<Hello> read_hello(const json& result) {
                         protocol == result.end() ? "none" : excerpt(*protocol));
   Hello hello;
   ECHO_ASSIGN(hello.name, read_text(result, "name", kNameBytesMax));
-  ECHO_ASSIGN(hello.has_turns, read_flag(result, "turns", false));
-  ECHO_ASSIGN(hello.deterministic, read_flag(result, "deterministic", false));
+  ECHO_ASSIGN(hello.has_turns, read_flag(result, "turns", /*fallback=*/false));
+  ECHO_ASSIGN(hello.deterministic, read_flag(result, "deterministic", /*fallback=*/false));
   ECHO_ASSIGN(hello.problem_count, read_count(result, "problems"));
   ECHO_ASSIGN(hello.evaluation_count, read_count(result, "evaluation"));
   return hello;
 }
 
-Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) {
+Result<std::vector<Result<json>>> read_items(json result, std::size_t count) {
   const auto items = result.find("items");
-  if (items == result.end() || !items->is_array() || items->size() != expected)
-    return answer_error("expected {} 'items', found {}", expected,
+  if (items == result.end() || !items->is_array() || items->size() != count)
+    return answer_error("expected {} 'items', found {}", count,
                         items != result.end() && items->is_array() ? std::to_string(items->size()) : excerpt(result));
   std::vector<Result<json>> results;
-  results.reserve(expected);
+  results.reserve(count);
   for (json& item : *items) {
     if (!item.is_object()) {
       results.emplace_back(answer_error("expected an object, found {}", excerpt(item)));
@@ -245,7 +255,7 @@ Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) 
 Result<Score> read_score(const json& item) {
   Score score;
   ECHO_ASSIGN(score.reward, read_finite(item, "reward"));
-  ECHO_ASSIGN(score.correct, read_flag(item, "correct", score.reward >= 1));
+  ECHO_ASSIGN(score.correct, read_flag(item, "correct", /*fallback=*/score.reward >= 1));
   const auto components = item.find("components");
   if (components == item.end()) return score;
   if (!components->is_object() || components->size() > kComponentsMax)
@@ -262,7 +272,7 @@ Result<Score> read_score(const json& item) {
 Result<Step> read_step(const json& item) {
   Step step;
   ECHO_ASSIGN(step.score, read_score(item));
-  ECHO_ASSIGN(step.done, read_flag(item, "done", true));
+  ECHO_ASSIGN(step.done, read_flag(item, "done", /*fallback=*/true));
   if (const auto observation = item.find("observation"); observation != item.end()) {
     ECHO_ASSIGN(step.observation, read_input(*observation, "observation"));
   }

@@ -15,14 +15,14 @@
 
 namespace echoline::data_plane::process {
 
-inline constexpr int kProtocol = 1;
+inline constexpr int kProtocol = 1;  // version of the protocol; the program must name the same in its hello
 inline constexpr std::size_t kLineBytesMax = 16u << 20;  // limit of an answer
 inline constexpr std::size_t kItemsMax = 1024;           // items per request, at most
 
 enum class Method { kProblems, kEvaluation, kScore, kStep };
 std::string_view to_string(Method method);
 
-// The program's description of itself.
+// The program's description of itself, its answer to the first request.
 struct Hello {
   std::string name;
   bool has_turns = false;                                 // call step(), not score()
@@ -30,7 +30,7 @@ struct Hello {
   std::uint64_t problem_count = 0, evaluation_count = 0;  // training and held-out problems
 };
 
-// A problem as the program sends it. Workers do not need the demonstration.
+// A problem as the program sends it. The demonstration is no field of Problem, because workers do not need it.
 struct ProblemWithDemonstration {
   Problem problem;
   std::optional<std::string> demonstration;
@@ -39,12 +39,13 @@ struct ProblemWithDemonstration {
 // Requests, each a line with its line end. `settings_json`: the run file's settings for the task.
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json);
 std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items);
+// Tells the program that these episodes have ended. A notice has no id and gets no answer.
 std::string close_notice(const std::vector<std::uint64_t>& episodes);
 
 // Items of requests, as JSON.
-std::string rows_item(std::span<const std::uint64_t> rows);
+std::string rows_item(std::span<const std::uint64_t> rows);  // requests the problems with these numbers
 std::string score_item(const Problem& problem, std::string_view response);
-// `problem` is sent only with the first response of an episode.
+// `problem` is set only with the first response of an episode, which begins it; only then is `seed` sent too.
 std::string step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed);
 
 // The `result` of the answer to request `id`. kUnavailable with the task's words if it reports an error; kCorrupt if
@@ -57,7 +58,7 @@ Result<Hello> read_hello(const nlohmann::json& result);
 Result<std::vector<Result<nlohmann::json>>> read_items(nlohmann::json result, std::size_t count);
 Result<Score> read_score(const nlohmann::json& item);
 Result<Step> read_step(const nlohmann::json& item);
-// The score to add if the token limit ends the episode after this step.
+// The score to add if the token limit ends the episode after this step; zero if the item has none.
 Result<Score> read_cut(const nlohmann::json& item);
 // `fallback_id` is used if the problem has no id.
 Result<ProblemWithDemonstration> read_problem(const nlohmann::json& item, std::string_view fallback_id);

@@ -15,9 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kCachedProblemsMax = 4096;
-constexpr std::size_t kPrefetchedRows = 64;  // problems per request
-constexpr std::uint64_t kEvaluationMax = 100'000;
+constexpr std::size_t kCachedProblemsMax = 4096;   // training problems
+constexpr std::size_t kRowsPerRequest = 64;        // the most that the protocol allows
+constexpr std::uint64_t kEvaluationMax = 100'000;  // problems, which the learner keeps in memory
 
 // The running programs of a task, and the choice of one for each call.
 class Programs {
@@ -28,6 +28,7 @@ class Programs {
   }
   // Round robin over the programs.
   Connection& next() { return *connections_[next_connection_++ % connections_.size()]; }
+  // For the hello and the problems, which are the same in every copy.
   Connection& first() { return *connections_.front(); }
   std::uint64_t new_episode_id() { return ++last_episode_id_; }
 
@@ -37,7 +38,7 @@ class Programs {
   std::atomic<std::uint64_t> next_connection_ = 0, last_episode_id_ = 0;
 };
 
-// Shared by an episode and its pending call, which may outlive the episode.
+// Shared by an episode and the handlers of its pending call, which may outlive the episode.
 struct CallState {
   std::mutex mutex;
   bool episode_exists = true;  // false: the answer is dropped
@@ -57,15 +58,17 @@ class TaskEpisode final : public Episode {
   ~TaskEpisode() override {
     const std::lock_guard lock(state_->mutex);
     state_->episode_exists = false;
-    if (has_turns_ && state_->start_number && !done_) connection_.close(id_, *state_->start_number);
+    // The program has already forgotten an episode that it called done.
+    if (has_turns_ && state_->start_number && !is_done_) connection_.close(id_, *state_->start_number);
   }
 
   void step(std::string response, StepHandler on_step) override {
     Connection::Call call;
     call.method = has_turns_ ? Method::kStep : Method::kScore;
-    call.repeatable = !has_turns_;
-    call.on_answer = [state = state_, has_turns = has_turns_, episode_done = &done_,
+    call.repeatable = !has_turns_;  // the program may have played a step of an episode before the batch failed
+    call.on_answer = [state = state_, has_turns = has_turns_, episode_done = &is_done_,
                       on_step = std::move(on_step)](Result<json> item) {
+      // The destructor waits for this lock, so `episode_done` is valid, and the episode outlives on_step().
       const std::lock_guard lock(state->mutex);
       if (!state->episode_exists) return;
       auto step = parse_step(std::move(item), has_turns, state->score_if_cut);
@@ -111,7 +114,7 @@ class TaskEpisode final : public Episode {
   const bool has_turns_;
   const std::uint64_t id_ = programs_->new_episode_id();
   const std::shared_ptr<CallState> state_ = std::make_shared<CallState>();
-  bool done_ = false;  // guarded by state_->mutex
+  bool is_done_ = false;  // the program has ended the episode; guarded by state_->mutex
 };
 
 class Task final : public Adapter {
@@ -132,15 +135,16 @@ class Task final : public Adapter {
     const std::lock_guard lock(mutex_);
     if (const auto it = problems_.find(index); it != problems_.end()) return it->second;
     if (problems_.size() >= kCachedProblemsMax) {
-      problems_.clear();
+      problems_.clear();  // all at once: the run asks for rising indices, so it rarely needs an old one
       demonstrations_.clear();
     }
-    // The following indices are requested next, so prefetch them.
+    // The run asks for the following indices next, so request them as well. A row is the program's number of a problem.
+    // Each index gets a row; shuffled_cycle() goes through all rows in a new order before it repeats one.
     std::vector<std::uint64_t> rows;
-    for (std::uint64_t i = 0; i < kPrefetchedRows; ++i)
+    for (std::uint64_t i = 0; i < kRowsPerRequest; ++i)
       rows.push_back(shuffled_cycle(index + i, hello_.problem_count, shuffle_key_));
     ECHO_ASSIGN(auto received, request_problems(*programs_, Method::kProblems, rows, name_of(hello_)));
-    for (std::uint64_t i = 0; i < kPrefetchedRows; ++i) {
+    for (std::uint64_t i = 0; i < kRowsPerRequest; ++i) {
       if (received[i].demonstration) demonstrations_[received[i].problem.id()] = *std::move(received[i].demonstration);
       problems_[index + i] = std::move(received[i].problem);
     }
@@ -155,7 +159,7 @@ class Task final : public Adapter {
   Repeatable repeatable(const Problem&) const override {
     return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot;
   }
-  // Known only for recently requested problems.
+  // Known only for recently requested problems, because the cache is cleared when it is full.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const std::lock_guard lock(mutex_);
     const auto it = demonstrations_.find(problem.id());
@@ -216,6 +220,7 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
                                            const TaskOptions& task_options, std::string worker_options,
                                            std::uint64_t seed, AdapterUse use) {
   for (const std::string& folder : task_options.readable) command.read_only.emplace_back(folder);
+  // The program runs as long as the run does. Connection limits the time of each request instead.
   command.limits.wall.reset();
   command.limits.cpu.reset();
   command.limits.memory = task_options.memory;
@@ -240,7 +245,7 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
                   kEvaluationMax);
     for (std::uint64_t row = 0; row < hello.evaluation_count;) {
       std::vector<std::uint64_t> rows;
-      for (; row < hello.evaluation_count && rows.size() < kPrefetchedRows; ++row) rows.push_back(row);
+      for (; row < hello.evaluation_count && rows.size() < kRowsPerRequest; ++row) rows.push_back(row);
       ECHO_ASSIGN(auto received, Task::request_problems(*programs, Method::kEvaluation, rows, Task::name_of(hello)));
       for (ProblemWithDemonstration& received_problem : received)
         evaluation.push_back(std::move(received_problem.problem));

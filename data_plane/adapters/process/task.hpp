@@ -14,10 +14,12 @@ namespace echoline::data_plane::process {
 struct TaskOptions {
   std::vector<std::string> readable;  // folders that the program may read besides the system's
   std::string settings_json = "{}";
-  std::uint32_t processes = 1, batch = 64;  // copies of the program; responses in a request, at most
-  Duration deadline = std::chrono::seconds(30), start_deadline = std::chrono::seconds(30);
-  Bytes memory{512u << 20};
-  std::uint32_t threads = 64;
+  std::uint32_t processes = 1;                         // copies of the program
+  std::uint32_t batch = 64;                            // responses in a request, at most
+  Duration deadline = std::chrono::seconds(30);        // time-out of each request
+  Duration start_deadline = std::chrono::seconds(30);  // time-out from the program's start to its hello
+  Bytes memory{512u << 20};                            // of a program with its child processes
+  std::uint32_t threads = 64;                          // threads and processes of a program
 
   void read(ConfigSection& s);
 };
