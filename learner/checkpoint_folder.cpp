@@ -131,12 +131,16 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
 
 Result<nlohmann::json> write_policy(const fs::path& target, const fs::path& folder, const model::ModelFiles& files,
                                     const delta::StateView& policy) {
-  ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy));
-  nlohmann::json fields = {{"policy_digest", digest.hex()}};
+  ECHO_ASSIGN(const delta::StateView tensors, delta::canonical(policy));
+  std::vector<delta::Digest> all_digests, base_digests;  // each tensor is read once, for both
+  for (const delta::TensorView& tensor : tensors) {
+    all_digests.push_back(delta::digest_tensor(tensor));
+    if (!model::is_adapter_tensor(tensor.name)) base_digests.push_back(all_digests.back());
+  }
+  nlohmann::json fields = {{"policy_digest", delta::state_digest_of_tensors(all_digests).hex()}};
   std::optional<fs::path> same_base;
   if (files.config.adapter) {
-    ECHO_ASSIGN(const delta::Digest base_digest, delta::digest_state(model::split_adapter(policy).base));
-    fields["base_digest"] = base_digest.hex();
+    fields["base_digest"] = delta::state_digest_of_tensors(base_digests).hex();
     ECHO_ASSIGN(const std::string latest, read_latest(folder));
     const auto state = read_checkpoint_state(folder / latest);
     if (!latest.empty() && state && state->value("base_digest", nlohmann::json()) == fields["base_digest"])

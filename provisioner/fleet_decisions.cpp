@@ -310,10 +310,7 @@ std::size_t FleetCore::rentals_allowed() {
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
   const FleetOffer& rented = book_.find(offer)->offer;
-  Machine& machine = machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now);
-  machine.is_queued = true;
-  machine.replaces_loss = replaces;
-  machines_.invalidate_totals();  // add() has counted it as one that replaces no loss
+  machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now, replaces).is_queued = true;
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
 }

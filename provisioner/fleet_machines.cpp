@@ -37,13 +37,15 @@ std::string_view to_string(MachineState state) {
   return kNames.at(static_cast<std::size_t>(state));
 }
 
-FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineState state, TimePoint now) {
+FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineState state, TimePoint now,
+                                 bool replaces_loss) {
   FleetMachine& machine = machines_[next_key_];
   machine.key = next_key_++;
   machine.offer = offer;
   machine.rate_share = share;
   machine.state = state;
   machine.state_since = machine.requested_at = now;
+  machine.replaces_loss = replaces_loss;
   by_offer_.emplace(offer.id, machine.key);
   not_working_.insert(machine.key);
   if (totals_) count(totals_->second, machine, totals_->first);  // added last, as in sum(), so that rounding agrees

@@ -115,7 +115,8 @@ struct FleetTotals {
 class FleetMachines {
  public:
   // Adds a requested machine or (`state` kDoubtful) one that may exist. `share`: FleetMachine::rate_share.
-  FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now);
+  FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now,
+                    bool replaces_loss = false);
   void set_ticket(FleetMachine& machine, Ticket ticket);
   void join(FleetMachine& machine, WorkerId worker);
   void leave(WorkerId worker);

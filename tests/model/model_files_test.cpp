@@ -4,6 +4,7 @@
 #include "base/random.hpp"
 #include "model/config.hpp"
 #include "tests/fuzz/input.hpp"
+#include "tests/fuzz/mutated_json.hpp"
 
 namespace echoline::model {
 namespace {
@@ -38,26 +39,7 @@ TEST(ModelFiles, MutatedFilesAreReadOrRefused) {
     test::fuzz_input(whole);
     for (const std::string_view field : kFields)
       test::fuzz_input("{" + std::string(field) + "," + whole.substr(whole.find('{') + 1));
-    for (int round = 0; round < 300; ++round) {
-      std::string mutated = whole;
-      for (std::uint64_t changes = 1 + random.below(3); changes > 0; --changes) {
-        const auto place = static_cast<std::size_t>(random.below(mutated.size()));
-        switch (random.below(4)) {
-          case 0:
-            mutated[place] = static_cast<char>(random.below(256));
-            break;
-          case 1:
-            mutated.erase(place, random.below(20));
-            break;
-          case 2:
-            mutated.insert(place, whole.substr(random.below(whole.size()), random.below(20)));
-            break;
-          default:
-            mutated[place] = "{}[]\"\\,:01e-"[random.below(12)];
-        }
-      }
-      test::fuzz_input(mutated);
-    }
+    for (int round = 0; round < 300; ++round) test::fuzz_input(test::mutated_json(whole, random));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "model/tokenizer.hpp"
 #include "model/unicode.hpp"
 #include "tests/fuzz/input.hpp"
+#include "tests/fuzz/mutated_json.hpp"
 
 namespace echoline::model {
 namespace {
@@ -114,24 +115,7 @@ TEST(TokenizerFiles, MutatedFilesAreReadOrRefused) {
     for (const json& encoding : family["encodings"]) {
       const auto text = encoding[0].get<std::string>();
       test::fuzz_input(whole + '\0' + text);
-      std::string mutated = whole;
-      for (std::uint64_t changes = 1 + random.below(3); changes > 0; --changes) {
-        const auto place = static_cast<std::size_t>(random.below(mutated.size()));
-        switch (random.below(4)) {
-          case 0:
-            mutated[place] = static_cast<char>(random.below(256));
-            break;
-          case 1:
-            mutated.erase(place, random.below(20));
-            break;
-          case 2:
-            mutated.insert(place, whole.substr(random.below(whole.size()), random.below(20)));
-            break;
-          default:
-            mutated[place] = "{}[]\"\\,:01e-"[random.below(12)];
-        }
-      }
-      test::fuzz_input(mutated + '\0' + text);
+      test::fuzz_input(test::mutated_json(whole, random) + '\0' + text);
     }
   }
 }
