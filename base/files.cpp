@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/os_code.hpp"
+#include "base/private_file.hpp"
 
 namespace echoline {
 namespace {
@@ -51,7 +52,9 @@ Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t b
   }
 }
 
-Status write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+namespace {
+
+Status write_atomic(const std::filesystem::path& path, std::string_view content, mode_t mode) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   std::string temporary = (folder / ("." + path.filename().string() + ".XXXXXX")).string();
   {
@@ -68,13 +71,23 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
       if (n < 0) return remove_and_fail();
       written += static_cast<std::size_t>(n);
     }
-    // mkostemp() makes the file readable by its owner only. Other users may read the result.
-    if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
+    // mkostemp() makes the file readable by its owner only.
+    if (::fchmod(fd.get(), mode) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
     if (::rename(temporary.c_str(), path.c_str()) != 0) return remove_and_fail();
   }
   const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);
   return ok();
+}
+
+}  // namespace
+
+Status write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  return write_atomic(path, content, 0644);
+}
+
+Status write_private_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  return write_atomic(path, content, 0600);
 }
 
 Status make_folders(const std::filesystem::path& path) {

@@ -27,7 +27,10 @@ Result<std::string> read_content(const json& message) {
   const auto content = message.find("content");
   if (content != message.end() && content->is_string()) return content->get<std::string>();
   if (content == message.end() || !content->is_array())
-    return input_error("expected the 'content' of a message, a text or a list of texts, found {}", excerpt(message));
+    return input_error(
+        "message {}: expected a 'content' that is a text or a list of objects with a 'text', found {}; correct that "
+        "message",
+        excerpt(message), content == message.end() ? "none" : excerpt(*content));
   std::string text;
   for (const json& part : *content) {
     const auto text_member = part.is_object() ? part.find("text") : part.end();

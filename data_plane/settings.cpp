@@ -48,7 +48,7 @@ void read(ConfigSection s, TaskSettings& settings, bool lists_tasks) {
   } else {
     s.require("adapter", settings.adapter, kAdapterHelp);
     settings.scored_by_workers = read_scored_by(s, settings.adapter);
-    read_adapter(s, settings.adapter, settings.options_json, {});
+    read_adapter(s, settings.adapter, settings.options_json, /*help=*/{});
   }
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
+#include "data_plane/routed_experts.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -19,8 +20,8 @@ constexpr int kMetadataDepthMax = 64;
 constexpr std::size_t kFailureBytesMax = 4096;
 constexpr int kLeasesMax = 4096;  // leases in one message, at most
 constexpr std::uint64_t kVitalsBytesMax = 256;
-constexpr double kBusySecondsMax = 1e10;            // 300 years; also the limit of the time for installing policies
-constexpr std::uint64_t kRolloutsMax = 1ull << 53;  // integers up to this are exact in a double
+constexpr double kBusySecondsMax = 1e10;         // 300 years; also the limit of the time for installing policies
+constexpr std::uint64_t kCountMax = 1ull << 53;  // rollouts or policies; integers up to this are exact in a double
 constexpr std::uint64_t kMemoryBytesMax = 1ull << 53;
 
 std::string printable_id(std::string_view id) { return printable(id, kIdBytesShown); }
@@ -47,7 +48,8 @@ Status check_metadata(const Trajectory& trajectory, const TrajectoryLimits& limi
   for (const char c : json) {
     if (c == '[' || c == '{') ++depth;
     if (c == ']' || c == '}') --depth;
-    if (depth > kMetadataDepthMax) return trajectory_error(trajectory, "metadata_json nests deeper than 64");
+    if (depth > kMetadataDepthMax)
+      return trajectory_error(trajectory, "metadata_json nests deeper than {}", kMetadataDepthMax);
   }
   if (!nlohmann::json::accept(json)) return trajectory_error(trajectory, "metadata_json is not valid JSON");
   return ok();
@@ -79,6 +81,13 @@ Status check_tokens(const Trajectory& trajectory, const TrajectoryLimits& limits
   for (int i = 0; i < trajectory.loss_mask_size(); ++i)
     if (trajectory.loss_mask(i) > 1)
       return trajectory_error(trajectory, "loss_mask[{}] is {}, expected 0 or 1", i, trajectory.loss_mask(i));
+  return ok();
+}
+
+Status check_experts(const Trajectory& trajectory) {
+  const auto tokens = static_cast<std::size_t>(trajectory.prompt_tokens_size() + trajectory.response_tokens_size());
+  if (const auto experts = unpack_experts(trajectory.routed_experts(), tokens); !experts)
+    return trajectory_error(trajectory, "routed_experts: {}", experts.error().detail);
   return ok();
 }
 
@@ -125,7 +134,7 @@ Result<Message> parse(std::string_view what, std::string_view bytes, const Traje
   if (bytes.size() > limits.message_max.count || bytes.size() > static_cast<std::size_t>(INT_MAX))
     return fail(Code::kExhausted, fmt::format("parse {}", what), "{} bytes, at most {} are allowed", bytes.size(),
                 limits.message_max.count);
-  Message message;
+  Message message;  // its parser takes the size as an int
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
     return fail(Code::kCorrupt, fmt::format("parse {}", what),
                 "{} bytes that are not a {} of echoline.schema; both ends must run the same release", bytes.size(),
@@ -164,6 +173,7 @@ Status check(const Trajectory& trajectory, const TrajectoryLimits& limits) {
     if (id > static_cast<std::uint64_t>(INT64_MAX))
       return trajectory_error(trajectory, "group, lease or worker id {} is out of range", id);
   ECHO_TRY(check_tokens(trajectory, limits));
+  ECHO_TRY(check_experts(trajectory));
   ECHO_TRY(check_spans(trajectory, limits));
   ECHO_TRY(check_reward(trajectory, limits));
   if (trajectory.text().size() > limits.text_max.count)
@@ -208,12 +218,12 @@ Result<schema::Vitals> parse_vitals(std::string_view bytes) {
   TrajectoryLimits limits;
   limits.message_max = Bytes{kVitalsBytesMax};
   ECHO_ASSIGN(schema::Vitals vitals, parse<schema::Vitals>("Vitals", bytes, limits));
-  if (!(vitals.busy_s() >= 0 && vitals.busy_s() <= kBusySecondsMax) || vitals.rollouts() > kRolloutsMax)
+  if (!(vitals.busy_s() >= 0 && vitals.busy_s() <= kBusySecondsMax) || vitals.rollouts() > kCountMax)
     return fail(Code::kInvalid, "parse Vitals", "{} rollouts in {} s, expected at most {} in 0 .. {:.0f} s",
-                vitals.rollouts(), vitals.busy_s(), kRolloutsMax, kBusySecondsMax);
-  if (!(vitals.install_s() >= 0 && vitals.install_s() <= kBusySecondsMax) || vitals.policies() > kRolloutsMax)
+                vitals.rollouts(), vitals.busy_s(), kCountMax, kBusySecondsMax);
+  if (!(vitals.install_s() >= 0 && vitals.install_s() <= kBusySecondsMax) || vitals.policies() > kCountMax)
     return fail(Code::kInvalid, "parse Vitals", "{} policies installed in {} s, expected at most {} in 0 .. {:.0f} s",
-                vitals.policies(), vitals.install_s(), kRolloutsMax, kBusySecondsMax);
+                vitals.policies(), vitals.install_s(), kCountMax, kBusySecondsMax);
   if (const std::uint64_t memory_bytes = std::max(vitals.resident_bytes(), vitals.heap_bytes());
       memory_bytes > kMemoryBytesMax)
     return fail(Code::kInvalid, "parse Vitals", "{} bytes of memory, expected at most {}", memory_bytes,

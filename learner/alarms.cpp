@@ -9,8 +9,8 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kWindow = 10;        // the first and the last steps that are compared
-constexpr std::size_t kSkippedInARow = 3;  // steps with a skipped update
+constexpr std::size_t kWindow = 10;        // the first 10 steps are compared with the last 10
+constexpr std::size_t kSkippedInARow = 3;  // an alarm begins after so many steps with a skipped update
 // Alarms begin below kEntropyShareMin times the entropy of the first steps, and above kLengthFactor times their length.
 constexpr double kEntropyShareMin = 0.1, kLengthFactor = 2;
 // Alarms begin below these shares: of effective tokens, and of informative groups.
@@ -20,8 +20,8 @@ constexpr double kTruncatedShareMax = 0.5;  // a larger share of truncated respo
 constexpr double kSolvedAccuracyMin = 0.9;
 // A larger gain in accuracy counts as learning.
 constexpr double kAccuracyGainMin = 0.01;
-// A reward has risen if it exceeds the first steps' mean by so many of their spreads, and by this share of the mean.
-constexpr double kRewardSpreads = 5, kRewardRiseMin = 0.1;
+// A reward has risen if it exceeds the first steps' mean by 5 of their standard deviations, and by a tenth of the mean.
+constexpr double kRewardDeviationsMin = 5, kRewardRiseMin = 0.1;
 
 // 0 if the row has no such number, because a trainer omits figures that it does not know.
 double number_or_0(const nlohmann::json& row, const char* key) {
@@ -53,7 +53,8 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
   std::vector<Alarm> new_alarms;
   const auto kind = row.value("kind", "");
   if (kind == "evaluation") {
-    (held_out_first_ ? held_out_last_ : held_out_first_) = number_or_0(row, "accuracy");
+    std::optional<double>& accuracy = held_out_first_ ? held_out_last_ : held_out_first_;
+    accuracy = number_or_0(row, "accuracy");
     return new_alarms;
   }
   const auto step = static_cast<std::uint64_t>(number_or_0(row, "step"));
@@ -89,9 +90,10 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
                                [](const Step& step_figures) { return step_figures.skipped_update; }),
                fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
                "go back to a checkpoint (--resume) with a lower learner.learning_rate");
-  // Earlier, the first and the last steps overlap.
+  // Before that many steps, the first and the last ones overlap.
   if (newest_step_ < 2 * kWindow || first_steps_.size() < kWindow) return;
 
+  // Every step has a reward, an accuracy and a length, so their means are present.
   const auto reward = [](const Step& step_figures) { return std::optional(step_figures.reward); };
   const auto accuracy = [](const Step& step_figures) { return std::optional(step_figures.accuracy); };
   const auto length = [](const Step& step_figures) { return std::optional(step_figures.length_tokens); };
@@ -108,7 +110,8 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
   double variance = 0;
   for (const Step& first : first_steps_)
     variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
-  const double reward_rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
+  const double reward_rise_min =
+      std::max(kRewardDeviationsMin * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
 
   update_alarm("entropy_collapse",
                entropy_then && entropy_now && *entropy_now < kEntropyShareMin * *entropy_then &&

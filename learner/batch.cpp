@@ -5,6 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "data_plane/routed_experts.hpp"
+
 namespace echoline::learner {
 
 Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape) {
@@ -28,6 +30,18 @@ Status check_trainable(const schema::Trajectory& trajectory, const model::ModelC
   if (largest_token >= shape.vocab_size)
     return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
                 trajectory.id(), largest_token, shape.vocab_size - 1);
+  if (trajectory.routed_experts().empty() || shape.family == model::Family::kCarried) return ok();
+  ECHO_ASSIGN(const data_plane::RoutedExperts experts,
+              data_plane::unpack_experts(trajectory.routed_experts(), static_cast<std::size_t>(tokens)));
+  const std::int64_t layers = shape.mixture_layers(), per_token = shape.experts ? shape.experts->per_token : 0,
+                     count = shape.experts ? shape.experts->count : 0;
+  if (experts.layers != layers || experts.per_token != per_token)
+    return fail(Code::kInvalid, kOperation,
+                "trajectory {} has experts of {} layers, {} per token; the model has {} layers with {} per token",
+                trajectory.id(), experts.layers, experts.per_token, layers, per_token);
+  if (const auto largest = *std::max_element(experts.values.begin(), experts.values.end()); largest >= count)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has expert {}, the model has {}", trajectory.id(), largest,
+                count);
   return ok();
 }
 

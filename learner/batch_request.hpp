@@ -55,7 +55,7 @@ class BatchRequest {
  private:
   struct Pending {
     std::uint64_t step = 0;
-    Answer answer = std::optional<replay_buffer::Batch>();
+    Answer answer = std::optional<replay_buffer::Batch>();  // absent until answer()
     bool answered = false;
   };
   mutable std::mutex mutex_;

@@ -23,8 +23,8 @@ constexpr std::string_view kCheckpointPrefix = "step-";
 constexpr std::string_view kIncompleteName = "writing";  // of a checkpoint that is being written
 constexpr std::string_view kDamagedPrefix = "damaged-";  // before the name of an unreadable checkpoint
 constexpr std::string_view kLatest = "LATEST";
-constexpr std::size_t kStepDigitsMax = 18;  // more could overflow 64 bits
-constexpr std::size_t kLatestBytesMax = 4096, kStateBytesMax = 1 << 20;
+constexpr std::size_t kStepDigitsMax = 18;                               // more could overflow 64 bits
+constexpr std::size_t kLatestBytesMax = 4096, kStateBytesMax = 1 << 20;  // of the files LATEST and trainer.json
 
 Status sync_folder(const fs::path& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -50,7 +50,8 @@ fs::path unused_folder(const fs::path& folder, std::int64_t step) {
   return path;
 }
 
-// Names of the checkpoints in the order of their steps. The newest of equal steps is the last of them.
+// Names of the checkpoints in the order of their steps, because the steps in them are padded with zeros. The newest of
+// equal steps is the last of them.
 Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
   std::error_code error;
   std::vector<std::string> names;
@@ -142,9 +143,11 @@ Result<nlohmann::json> write_policy(const fs::path& target, const fs::path& fold
   if (files.config.adapter) {
     fields["base_digest"] = delta::state_digest_of_tensors(base_digests).hex();
     ECHO_ASSIGN(const std::string latest, read_latest(folder));
-    const auto state = read_checkpoint_state(folder / latest);
-    if (!latest.empty() && state && state->value("base_digest", nlohmann::json()) == fields["base_digest"])
-      same_base = folder / latest / kCheckpointModel;
+    if (!latest.empty()) {
+      const auto state = read_checkpoint_state(folder / latest);
+      if (state && state->value("base_digest", nlohmann::json()) == fields["base_digest"])
+        same_base = folder / latest / kCheckpointModel;
+    }
   }
   ECHO_TRY(model::save_model(target / kCheckpointModel, files, policy, model::kShardBytesMax, same_base));
   return fields;
@@ -178,14 +181,14 @@ Result<ResumeReport> read_newest_checkpoint(const fs::path& folder,
   ResumeReport resumed;
   for (const std::string& name : names) {
     const auto step = read(folder / name);
-    // kInvalid: the checkpoint is intact, but this program or configuration cannot use it. That holds for older ones
-    // too.
+    // kInvalid: the checkpoint is intact, but this program or configuration cannot use it, nor any older one.
     if (!step && step.error().code == Code::kInvalid) return step.error();
     if (!step) {
       resumed.damaged.push_back({name, step.error().message()});
       continue;
     }
     resumed.step = *step;
+    // Renamed only now: if no checkpoint can be read, all keep their names.
     for (const ResumeReport::Damaged& damaged : resumed.damaged) {
       fs::remove_all(folder / (std::string(kDamagedPrefix) + damaged.name));
       ECHO_TRY(rename_folder(folder / damaged.name, folder / (std::string(kDamagedPrefix) + damaged.name)));

@@ -7,7 +7,7 @@
 
 namespace echoline::learner {
 
-// The median of the other workers; absent if there are fewer than two.
+// The median of the other workers' last means; absent if there are fewer than two.
 std::optional<double> Credibility::median_of_others(WorkerId worker, double Scrutiny::*figure) const {
   std::vector<double> values;
   for (const auto& [id, record] : records_)
@@ -49,13 +49,13 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
         exceeds(&Scrutiny::surprise, kSurpriseLimit) || exceeds(&Scrutiny::dispute, kDisputeLimit);
     record.over_limit_in_a_row = is_over_limit ? record.over_limit_in_a_row + 1 : 0;
     if (record.over_limit_in_a_row < kInARowMax) continue;
-    verdicts.push_back(
+    verdicts.push_back(  // both medians exist, because the worker is over a limit
         {id, fmt::format("its responses are not the policy's: its tokens are {:.1f} nats less likely than the "
                          "policy's, and its log-probabilities are off by {:.1f}; for other workers, {:.2f} and {:.2f}",
                          record.last_means->surprise, record.last_means->dispute,
                          *median_of_others(id, &Scrutiny::surprise), *median_of_others(id, &Scrutiny::dispute))});
   }
-  // Others are no longer compared with an expelled worker.
+  // From now on, no worker is compared with an expelled one.
   for (const Verdict& verdict : verdicts) records_.erase(verdict.worker);
   return verdicts;
 }

@@ -27,14 +27,14 @@ struct Scrutiny {
 // changes. So each worker is compared with the others; without at least two others, no worker is judged.
 class Credibility {
  public:
-  static constexpr std::uint64_t kResponsesJudged = 8;  // responses of one worker that are judged together
+  static constexpr std::uint64_t kResponsesJudged = 8;  // a worker is judged by the mean of at least so many responses
   // A worker is over the limit with more than `nats` per token, if that is also more than `times_others` x the median
   // of the others.
   struct Limit {
     double nats, times_others;
   };
   static constexpr Limit kSurpriseLimit{.nats = 3, .times_others = 4}, kDisputeLimit{.nats = 1, .times_others = 8};
-  static constexpr int kInARowMax = 3;                 // judgements in a row over a limit after which it is expelled
+  static constexpr int kInARowMax = 3;  // after so many judgements in a row over a limit, a worker is expelled
   static constexpr std::uint64_t kMemorySteps = 1024;  // after these steps without responses, a worker is forgotten
 
   struct Verdict {

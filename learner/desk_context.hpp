@@ -10,9 +10,10 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "learner/batch_request.hpp"
-#include "learner/database_edge.hpp"
+#include "learner/database_backlog.hpp"
 #include "learner/desk_inbox.hpp"
 #include "learner/offered_policies.hpp"
+#include "learner/sample_desk.hpp"
 #include "learner/submission_checker.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -20,14 +21,16 @@
 namespace echoline::learner {
 
 struct DeskOptions {
-  std::filesystem::path file;  // the replay buffer's
-  replay_buffer::Pacing pacing;
-  replay_buffer::LeaseLength lease;
+  std::filesystem::path file;                           // the replay buffer's
+  replay_buffer::Pacing pacing;                         // the sizes of groups and steps, and the staleness limits
+  replay_buffer::LeaseLength lease;                     // how long leases are valid
   const Clock* clock = nullptr;                         // null: the system's clock
   Duration retry_every = std::chrono::seconds(1);       // between attempts while the database cannot store
   Duration database_patience = DiskPatience::kDefault;  // before errors other than a full disk end the run
   // The run ends if, for this long, no worker can generate with its policy and the batch is not whole.
   Duration stuck_max = std::chrono::minutes(1);
+  // If set, workers generate these requests instead of groups of the run's task. Outlives the desk.
+  SampleDesk* samples = nullptr;
 };
 
 // A group that cannot be generated and is never leased again.

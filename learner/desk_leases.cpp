@@ -9,10 +9,11 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint32_t kRetryMs = 40;           // until a worker without leases asks again
-constexpr std::uint32_t kRefusedRetryMs = 1000;  // the same if it is retired or its policy is not accepted
-constexpr int kLeaseRoundsMax = 8;               // attempts per request to lease groups that are not all set aside
-constexpr double kProgressPerLease = 3;          // progress messages that a worker sends within its shortest lease
+constexpr std::uint32_t kRetryMs = 40;             // until a worker without leases asks again
+constexpr std::uint32_t kSampleProgressMs = 5000;  // between a worker's signs of progress on a client's requests
+constexpr std::uint32_t kRefusedRetryMs = 1000;    // the same if it is retired or its policy is not accepted
+constexpr int kLeaseRoundsMax = 8;                 // attempts per request to lease groups that are not all set aside
+constexpr double kProgressPerLease = 3;            // progress messages that a worker sends within its shortest lease
 
 // The text by which reports count failures; it must not change.
 std::string_view reason_text(schema::WorkFailure failure) {
@@ -68,7 +69,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   policies_.record_request(worker, version);
   if (is_retired(worker)) {  // gets no lease, and has drained once it holds none
     answer.set_retry_after_ms(kRefusedRetryMs);
-    if (desk_.ledger->leases_held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
+    if (leases_held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
     return;
   }
   const std::string* published_digest = policies_.digest_of(version);
@@ -82,19 +83,27 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   if (policies_.check_unusable_for(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
   // A version that is not published yet: the worker asks again after kRetryMs.
   if (published_digest == nullptr || !set_aside_.can_generate()) return;
+  if (SampleDesk* samples = desk_.options.samples) {
+    samples->grant(worker, version, *published_digest,
+                   std::uint64_t{request.groups_max()} * desk_.options.pacing.group_size, desk_.clock.unix_seconds(),
+                   answer);
+    answer.set_progress_every_ms(kSampleProgressMs);
+    return;
+  }
   const Status granted = add_leases(worker, request, answer);
   if (!granted) log::error("no lease granted: {}", granted.error().message());
+  const auto fresh_steps = desk_.options.pacing.staleness.budget + 1;  // budget 0: a policy serves the next step only
   const auto slow_batch_seconds = desk_.ledger->too_slow_batch_seconds(worker);
   if (slow_batch_seconds && logged_slow_.insert(worker).second)
     log::warn(
         "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
         "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
-        worker, *slow_batch_seconds, desk_.options.pacing.staleness.budget + 1, batches_.step_seconds().value_or(0));
+        worker, *slow_batch_seconds, fresh_steps, batches_.step_seconds().value_or(0));
 }
 
 Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   const Version version{request.version()};
-  double shortest_lease_s = 0;
+  double shortest_lease_s = 0;  // 0: no lease yet
   // Another round follows if all groups of this one are set aside, because their prompts cannot be used.
   for (int round = 0; round < kLeaseRoundsMax && answer.leases().empty() && set_aside_.can_generate(); ++round) {
     ECHO_ASSIGN(const auto leases, desk_.ledger->grant({.worker = worker,
@@ -131,13 +140,24 @@ Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& reques
   return ok();
 }
 
+std::size_t DeskLeases::leases_held(WorkerId worker) const {
+  return desk_.options.samples ? desk_.options.samples->leases_held(worker) : desk_.ledger->leases_held(worker);
+}
+
 void DeskLeases::renew(WorkerId worker, const schema::WorkProgress& progress) {
+  if (SampleDesk* samples = desk_.options.samples)
+    return samples->renew(worker, {progress.leases().begin(), progress.leases().end()}, progress.progress(),
+                          desk_.clock.unix_seconds());
   const auto renewed =
       desk_.ledger->renew(worker, lease_ids(progress.leases()), progress.progress(), desk_.clock.unix_seconds());
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
 }
 
 bool DeskLeases::return_leases(WorkerId worker, const schema::WorkReturned& returned) {
+  if (SampleDesk* samples = desk_.options.samples) {
+    for (const std::uint64_t lease : returned.leases()) samples->return_lease(worker, lease, /*failure=*/"");
+    return true;
+  }
   const auto stored = desk_.ledger->return_leases(worker, lease_ids(returned.leases()));
   if (!stored && desk_.database.stall_if_database_error(stored.error())) return false;
   if (!stored) log::error("leases not returned: {}", stored.error().message());
@@ -145,6 +165,11 @@ bool DeskLeases::return_leases(WorkerId worker, const schema::WorkReturned& retu
 }
 
 bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) {
+  if (SampleDesk* samples = desk_.options.samples) {
+    samples->return_lease(worker, failure.lease(),
+                          fmt::format("{}: {}", reason_text(failure.failure()), printable(failure.detail())));
+    return true;
+  }
   if (failure.failure() == schema::WORK_FAILURE_GENERATION) return report_unusable_policy(worker, failure);
   const std::string_view reason = reason_text(failure.failure());
   const LeaseId lease = lease_id(failure.lease());
@@ -153,7 +178,7 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
       desk_.ledger->on_group_failed({.worker = worker, .lease = lease, .reason = reason, .detail = detail});
   if (!was_leased && desk_.database.stall_if_database_error(was_leased.error())) return false;
   if (!was_leased) log::error("lease {} not taken back: {}", lease, was_leased.error().message());
-  if (!was_leased || !*was_leased) return true;
+  if (!was_leased || !*was_leased) return true;  // *was_leased is false for a lease that the worker does not hold
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   set_aside_.report_new();
   discipline_.count_failure(worker, fmt::format("group after group fails on it alone: {}", reason));
@@ -181,6 +206,7 @@ bool DeskLeases::report_unusable_policy(WorkerId worker, const schema::WorkFaile
 }
 
 void DeskLeases::expire() {
+  if (SampleDesk* samples = desk_.options.samples) samples->expire(desk_.clock.unix_seconds());
   if (const auto expired = desk_.ledger->expire(desk_.clock.unix_seconds());
       !expired && !desk_.database.stall_if_database_error(expired.error()))
     log::error("{}", expired.error().message());
@@ -202,6 +228,7 @@ Status DeskLeases::on_presence_change(const PresenceChange& change) {
 }
 
 Status DeskLeases::release_worker(WorkerId worker) {
+  if (SampleDesk* samples = desk_.options.samples) samples->release_worker(worker);
   ECHO_ASSIGN(const std::uint64_t released, desk_.ledger->release_worker(worker, desk_.clock.unix_seconds()));
   if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
   logged_slow_.erase(worker);

@@ -39,18 +39,22 @@ class DeskLeases {
   // The worker finishes its leases, and gets no new one until it joins again.
   void retire(WorkerId worker) { retired_.insert(worker); }
   bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
-  // Returns an error if for DeskOptions::stuck_max there has been no live lease, and no worker that can use the policy
-  // it has: the next batch would never be completed.
+  // Returns an error if, for DeskOptions::stuck_max, no lease was live and every worker's policy was unusable. The next
+  // batch would then never be completed.
   Status check_completable();
 
   void check() const;  // aborts if its parts disagree
 
  private:
   void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
-  // Adds leases for groups that can be generated, and sets other groups aside.
+  // Adds leases for groups that can be generated. Sets other groups aside, so that they are never leased again.
   Status add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
+  // Ends the leases of a worker that was lost or is away, and forgets which policy it used.
   Status release_worker(WorkerId worker);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
+  // The number of leases that the worker holds.
+  std::size_t leases_held(WorkerId worker) const;
+  // Ends the lease and records in `policies_` that the worker cannot generate with its policy.
   bool report_unusable_policy(WorkerId worker, const schema::WorkFailed& failure);
 
   DeskContext& desk_;

@@ -95,7 +95,7 @@ void DeskLogic::run_due() {
     leases_.expire();
     discipline_.expel_unproductive_workers();
     scores_.run_due();
-    process_deferred();
+    process_deferred();  // writes that the calls above put into the backlog
   }
   desk_.database.finish_catching_up();
   batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.check_completable(); });

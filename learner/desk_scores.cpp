@@ -36,14 +36,15 @@ bool DeskScores::is_unscored(const schema::Submission& submission) {
 void DeskScores::on_submission_accepted(WorkerId worker, const schema::Submission& submission) {
   if (submission.trajectories().empty()) return;
   const GroupId group{submission.trajectories(0).group()};
-  const bool is_without_score = is_unscored(submission);
+  const bool unscored = is_unscored(submission);
   discipline_.count_accepted(worker);
-  if (is_without_score)
+  if (unscored)
     scorer_may_lack_groups_ = true;
   else
     set_aside_.on_group_succeeded();
+  // Scores that are cheap to compute were checked before the submission was stored.
   const auto question = desk_.checker.question(group);
-  if (question && !is_without_score &&
+  if (question && !unscored &&
       desk_.checker.score_verifier()->adapter().repeatable((*question)->problem) == data_plane::Repeatable::kCostly)
     regrader_.add_submission(worker, (*question)->problem, submission);
   desk_.checker.forget(group);

@@ -31,6 +31,7 @@ class DeskScores {
 
  private:
   void expel_misgrading_workers();
+  // Stores the scores of a group, or discards the group if it could not be scored.
   Status store_scores(Scorer::Done done);
   Status feed_scorer();
 

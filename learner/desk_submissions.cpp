@@ -25,7 +25,32 @@ void DeskSubmissions::refuse_unreadable(WorkerId worker, const std::string& what
   discipline_.count_malformed(worker, what);
 }
 
+void DeskSubmissions::pass_on(const Submissions& submissions) {
+  for (const auto& [worker, submission] : submissions) {
+    const SampleDesk::Verdict verdict = desk_.options.samples->store(worker, submission, desk_.clock.unix_seconds());
+    schema::LearnerMessage message;
+    schema::SubmissionAck& ack = *message.mutable_ack();
+    ack.set_lease(submission.lease());
+    ack.set_accepted(verdict.accepted);
+    ack.set_reason(verdict.reason);
+    desk_.events.send(worker, message.SerializeAsString());
+    if (verdict.accepted) {
+      discipline_.count_accepted(worker);
+      desk_.events.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.lease_seconds);
+      continue;
+    }
+    ++refused_[verdict.reason];
+    if (verdict.reason == "malformed")
+      discipline_.count_malformed(
+          worker, fmt::format("lease {}: {}: {}", submission.lease(), verdict.reason, printable(verdict.detail)));
+  }
+}
+
 bool DeskSubmissions::store(const Submissions& submissions) {
+  if (desk_.options.samples != nullptr) {
+    pass_on(submissions);
+    return true;
+  }
   std::vector<replay_buffer::Delivery> deliveries;
   std::vector<std::optional<Refusal>> refusals;
   for (const auto& [worker, submission] : submissions) {

@@ -27,6 +27,8 @@ class DeskSubmissions {
 
  private:
   std::optional<Refusal> refusal_if_unpublished(const schema::Submission& submission) const;
+  // Passes responses to a client's requests on, instead of storing them.
+  void pass_on(const Submissions& submissions);
   void acknowledge(WorkerId worker, const schema::Submission& submission, const replay_buffer::Verdict& verdict);
 
   DeskContext& desk_;

@@ -6,9 +6,9 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint32_t kMalformedMax = 5;    // with so many malformed messages, a worker is expelled
-constexpr std::uint32_t kForgivenAfter = 20;  // accepted submissions, after which one malformed message is forgiven
-constexpr std::uint32_t kFailuresInARowMax = 8;
+constexpr std::uint32_t kMalformedMax = 5;       // with so many malformed messages, a worker is expelled
+constexpr std::uint32_t kForgivenAfter = 20;     // accepted submissions, after which one malformed message is forgiven
+constexpr std::uint32_t kFailuresInARowMax = 8;  // groups
 // In messages. An idle worker asks 25 times a second.
 constexpr Allowance kMessageRate{.burst = 2000, .per_s = 100};
 
@@ -59,7 +59,8 @@ bool MisconductTracker::exceeds_message_rate(WorkerId worker, TimePoint now) {
 void MisconductTracker::check() const {
   for (const auto& [worker, record] : records_)
     ECHO_CHECK(record.accepted_since < kForgivenAfter && record.successes_before <= successes_,
-               "worker {}: {} good submissions are not forgiven", worker, record.accepted_since);
+               "worker {}: {} submissions were accepted, and no malformed message was forgiven", worker,
+               record.accepted_since);
 }
 
 Discipline::Discipline(DeskContext& desk) : desk_(desk) {

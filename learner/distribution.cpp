@@ -7,7 +7,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kBucketsPerOctave = 64;     // so that a bucket is kRelativeError wide
+constexpr double kBucketsPerOctave = 64;     // so that a value is within kRelativeError of its bucket's middle
 constexpr std::size_t kBytesPerBucket = 64;  // a node of the map, estimated
 // Smaller values share one bucket, larger values another; there are at most 6,400 buckets.
 constexpr double kBucketedMin = 1e-12, kBucketedMax = 1e18;
@@ -40,7 +40,7 @@ std::optional<double> Totals::deviation() const {
 }
 
 std::int32_t Distribution::bucket_of(double value) {
-  if (value < kBucketedMin) return INT32_MIN;
+  if (value < kBucketedMin) return INT32_MIN;  // the bucket of values that count as 0
   return static_cast<std::int32_t>(std::floor(std::log2(std::min(value, kBucketedMax)) * kBucketsPerOctave));
 }
 

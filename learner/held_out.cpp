@@ -14,7 +14,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;  // of refusals; further reasons count as "others"
-constexpr std::size_t kInFlightMax = TextServerClient::kPendingQuestionsMax / 64;  // questions that wait for an answer
+// Questions that wait for an answer. Far fewer than the client allows, because their conversations are in memory.
+constexpr std::size_t kInFlightMax = TextServerClient::kPendingQuestionsMax / 64;
 constexpr std::chrono::milliseconds kPoll(200);  // longest wait for an answer before `interrupted` is checked again
 
 }  // namespace
@@ -116,7 +117,7 @@ json HeldOut::result() const {
   }
   const Interval interval = wilson_interval(accuracy, trials);
   json passes = json::array();
-  // For k = 1, 2, 4, ... and samples_.
+  // For k = 1, 2, 4, ... and samples_. None for one sample, because pass@1 is the accuracy.
   for (std::uint64_t k = 1; samples_ > 1; k = std::min<std::uint64_t>(2 * k, samples_)) {
     double pass_sum = 0;
     for (const std::uint64_t correct_of_problem : correct_by_problem_)
@@ -129,9 +130,9 @@ json HeldOut::result() const {
   double tokens = 0;
   for (const double length : lengths) tokens += length;
   const auto quantile = [&](double q) {
-    return lengths.empty() ? json(nullptr)
-                           : json(lengths[std::min(lengths.size() - 1,
-                                                   static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
+    if (lengths.empty()) return json(nullptr);
+    const auto index = static_cast<std::size_t>(q * static_cast<double>(lengths.size()));
+    return json(lengths[std::min(index, lengths.size() - 1)]);
   };
   json components = json::object();
   for (const auto& [name, sum] : component_sums_) components[name] = sum / answers;

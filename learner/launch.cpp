@@ -36,7 +36,7 @@ std::vector<std::string> local_worker_arguments(const provisioner::Offer& offer,
 }
 
 // A service that maps its containers' ports limits the length of a command (4,096 characters), and not that of the
-// environment. So a user's own text goes there.
+// environment. So a user's own text goes into the environment.
 bool takes_short_commands(const provisioner::ProviderKind* kind) { return kind != nullptr && kind->mapped_port; }
 
 }  // namespace
@@ -47,7 +47,8 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
   spec.image = config.fleet.image;
   spec.disk = config.fleet.disk;
   const provisioner::ProviderKind* kind = provisioner::provider_kind(offer.provider);
-  std::vector<std::string> engine_arguments = config.worker.arguments(!takes_short_commands(kind));
+  std::vector<std::string> engine_arguments =
+      config.worker.arguments(/*with_engine_command=*/!takes_short_commands(kind));
   // The plan predicted the machine's speed with this number of engines, so the worker must start as many.
   if (config.worker.engine != "builtin")
     engine_arguments.insert(

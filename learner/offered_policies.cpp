@@ -12,6 +12,7 @@ void OfferedPolicies::begin_publishing(Version version) { newest_ = std::max(new
 void OfferedPolicies::finish_publishing(Version version, std::string digest) {
   begin_publishing(version);  // newest_ is never older than a published version
   digests_[version] = std::move(digest);
+  // A version serves the next step, and staleness_budget_ steps after that. The loop ends at `version` or before.
   while (digests_.begin()->first.value + staleness_budget_ + 1 < version.value) digests_.erase(digests_.begin());
   unusable_reports_.erase(unusable_reports_.begin(), unusable_reports_.lower_bound(digests_.begin()->first));
 }

@@ -58,11 +58,11 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   auto model = config.model.preset ? model::preset(*config.model.preset)
                                    : model::ModelConfig::from_folder(*config.model.path, model_use(config));
   if (!model) return as_user_error(std::move(model).error());
-  ECHO_TRY(set_adapter(config, *model));
+  ECHO_TRY(set_low_rank_adapter(config, *model));
   return model;
 }
 
-Status set_adapter(const RunConfig& config, model::ModelConfig& model) {
+Status set_low_rank_adapter(const RunConfig& config, model::ModelConfig& model) {
   const model::AdapterConfig& requested = config.learner.adapter;
   if (requested.rank == 0) {
     if (!model.adapter) return ok();
@@ -94,9 +94,17 @@ Status set_adapter(const RunConfig& config, model::ModelConfig& model) {
     }
   } else {
     ECHO_TRY(model::policy_layout(model));  // checks that the adapter's targets are matrices of the model
+    if (config.learner.trainer == TrainerKind::kBuiltIn || config.worker.engine == "builtin")
+      ECHO_TRY(model::check_adapter_computable(model));
   }
   model.adapter->base_model = (config.run_folder() / "model").string();
   return ok();
+}
+
+std::int64_t expert_choices_max(const RunConfig& config, const model::ModelConfig& model) {
+  constexpr std::int64_t kChoicesOfCarried = 1024;  // for example 128 layers with 8 experts per token
+  if (!config.learner.router_replay) return 0;
+  return model.family == model::Family::kCarried ? kChoicesOfCarried : model.expert_choices();
 }
 
 BitRate learner_upload_rate(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUploadDefault); }
@@ -138,7 +146,6 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
 }
 
 provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy, Bytes trained) {
-  const auto full_bytes = static_cast<double>(policy.count);
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
   request.pace.publish_every = static_cast<int>(config.staleness.publish_every);
@@ -157,9 +164,9 @@ provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy, Byt
   request.fleet = config.fleet;
   request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(config.fleet.step_time_expected));
   request.learner_usd_per_hour = config.learner.usd_per_hour;
-  request.delta_bytes =
-      Bytes{static_cast<std::uint64_t>(static_cast<double>(trained.count) / config.fleet.delta_ratio_expected) + 1};
-  request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
+  const double delta_bytes = static_cast<double>(trained.count) / config.fleet.delta_ratio_expected;
+  request.delta_bytes = Bytes{static_cast<std::uint64_t>(delta_bytes) + 1};  // rounded up, so never 0
+  request.full_bytes = policy;
   request.learner_up = learner_upload_rate(config);
   request.paths = config.paths;
   request.chunk = config.network.chunk.value_or(Bytes{});

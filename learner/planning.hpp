@@ -24,8 +24,8 @@ inline model::ModelUse model_use(const RunConfig& config) {
 
 // The shape of the run's model, from its preset or from the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
-// Sets the adapter of learner.adapter. kInvalid if the model's directory has another one.
-Status set_adapter(const RunConfig& config, model::ModelConfig& model);
+// Sets the model's low-rank adapter to that of learner.adapter. kInvalid if the model's directory has another one.
+Status set_low_rank_adapter(const RunConfig& config, model::ModelConfig& model);
 
 // The run's request for a plan.
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
@@ -50,6 +50,10 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
 inline std::uint64_t steps_kept(const RunConfig& config) {
   return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
 }
+
+// The most experts that workers of this run tell for one token; 0: they tell none, because of learner.router_replay or
+// because the model is no mixture of experts. For a carried model, whose shape is not known, a number that suffices.
+std::int64_t expert_choices_max(const RunConfig& config, const model::ModelConfig& model);
 
 // The learner's upload rate: network.uplink, or 1 Gbit/s if that is not given.
 BitRate learner_upload_rate(const RunConfig& config);

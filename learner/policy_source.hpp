@@ -15,6 +15,7 @@
 #include "data_plane/trajectory.hpp"
 #include "delta/tensor.hpp"
 #include "learner/credibility.hpp"
+#include "learner/datum_trainer.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 #include "learner/run_task.hpp"
@@ -71,6 +72,8 @@ class PolicySource {
   // before begin(), or if the newest checkpoint is of this step.
   virtual Status checkpoint() = 0;
   virtual const std::map<std::string, double>& accuracy() const = 0;  // by `when`
+  // Trains on a client's own examples; null if the source cannot. Call it after begin().
+  virtual DatumTrainer* datum_trainer() { return nullptr; }
 };
 
 // Makes a source; with `resume`, from the run's newest checkpoint.

@@ -66,7 +66,7 @@ class PreflightRun {
           static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
       const bool has_local_workers = config_.fleet.is_local() && result_.plan;
       const std::size_t workers = has_local_workers ? result_.plan->plan.chosen().size() : 0;
-      const bool is_built_in = config_.learner.trainer == TrainerKind::kBuiltIn;
+      const bool is_built_in = config_.learner.trainer != TrainerKind::kExternal;
       const auto training = is_built_in ? std::optional(training_shape()) : std::nullopt;
       result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{memory_bytes}, training,
                                             /*workers_on_gpu=*/config_.worker.device != "cpu"));
@@ -90,8 +90,8 @@ class PreflightRun {
     shape.reference = learner.loss.kl_coefficient > 0;
     shape.recompute = learner.recompute;
     const auto tokens = static_cast<std::int64_t>(prompt_tokens_ + config_.rollout.response_tokens_max);
-    const auto minibatch_rows =
-        static_cast<std::int64_t>(config_.rollout.trajectories_per_step() / learner.minibatches) + 1;  // rounded up
+    const auto minibatch_rows =  // + 1: at least the quotient, rounded up
+        static_cast<std::int64_t>(config_.rollout.trajectories_per_step() / learner.minibatches) + 1;
     shape.sequence_tokens = std::min(tokens, model_->positions_max);
     shape.microbatch_tokens = std::min(learner.microbatch_tokens, minibatch_rows * shape.sequence_tokens);
     shape.on_device = learner.device != "cpu";
@@ -114,7 +114,7 @@ class PreflightRun {
     ECHO_ASSIGN(model::ModelFiles files, folder ? model::ModelFiles::read(*folder, model_use(config_))
                                                 : model::ModelFiles::of_preset(*config_.model.preset));
     if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
-    ECHO_TRY(set_adapter(config_, files.config));
+    ECHO_TRY(set_low_rank_adapter(config_, files.config));
     if (config_.worker.engine == "builtin")
       if (const Status computable = files.config.check_computable(); !computable)
         return fail(Code::kInvalid, "worker.engine", "the built-in engine cannot generate with this model: {}",
@@ -134,7 +134,7 @@ class PreflightRun {
   }
 
   void check_task() {
-    auto adapter = run_adapter(config_);
+    auto adapter = make_task_adapter(config_);
     if (!adapter) {
       add_result("task", as_user_error(std::move(adapter).error()), "");
       return;
@@ -157,7 +157,7 @@ class PreflightRun {
   void check_devices() {
     std::string trainer_device;  // empty: an external trainer
     const auto check_all = [&]() -> Status {
-      if (config_.learner.trainer == TrainerKind::kBuiltIn) {
+      if (config_.learner.trainer != TrainerKind::kExternal) {
         ECHO_TRY(source_maker(config_, options_.built_in));  // fails if this program has no built-in trainer
         trainer_device = config_.learner.device;
         if (const Status usable = can_compute_on(config_.learner.device); !usable)
@@ -409,15 +409,15 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate estimate = model::memory_estimate(model);
-  // `stored`: the deltas and snapshots in the store; a small policy leaves most of the store empty. `published`: the
-  // newest published policy, the next, which is compared with it, and deltas that are folded for a late worker.
+  // `stored`: the deltas and snapshots in the store, estimated as at most two snapshots. `published`: the newest
+  // published policy, the next, which is compared with it, and deltas that are folded for a late worker.
   const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(estimate.policy_bf16)),
                                 Bytes{2 * overlay::publication_bytes_max(estimate.policy_bf16).count});
-  // All policies of the built-in trainer share the memory of an adapter's base, in bf16.
+  // All policies of the built-in trainer share the memory of an adapter's base, in bf16. The base is a part of
+  // policy_bf16, so the difference below is not negative.
   const std::uint64_t shared_bytes = training && model.adapter ? 2 * model.parameters() : 0;
-  const Bytes published{shared_bytes +
-                        static_cast<std::uint64_t>(Publisher::kPoliciesHeld *
-                                                   static_cast<double>(estimate.policy_bf16.count - shared_bytes))};
+  const auto own_bytes = static_cast<double>(estimate.policy_bf16.count - shared_bytes);  // of each policy
+  const Bytes published{shared_bytes + static_cast<std::uint64_t>(Publisher::kPoliciesHeld * own_bytes)};
   Bytes training_bytes;  // in this machine's memory, not a device's
   if (!training) {
     training_bytes = estimate.policy_bf16;  // the next policy as it is sent, in bf16
@@ -440,9 +440,10 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
             parts, to_text(available),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
-  // A worker holds the received bf16 policy and the weights it computes with, unless those are on a GPU: fp32, twice as
-  // large.
-  const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * estimate.policy_bf16.count};
+  // A worker holds the received policy in bf16. On a CPU, it also holds the weights with which it computes, in fp32,
+  // which are twice as large.
+  const std::uint64_t policies_of_worker = workers_on_gpu ? 1 : 3;
+  const Bytes workers{local_workers * policies_of_worker * estimate.policy_bf16.count};
   return {"memory", learner + workers > available ? Verdict::kWarning : Verdict::kOk,
           fmt::format("{} takes {} ({}){}, this machine has {}", activity, to_text(learner), parts,
                       local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",

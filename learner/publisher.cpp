@@ -95,7 +95,7 @@ Result<PublishReport> Publisher::encode_and_send(Policy& next) {
     }
   report.snapshot = !newest_;
   delta::EncodeOptions options = options_;
-  options.leaves = &leaves_;
+  options.leaves = &leaves_;  // has the digests of newest_, and gets those of `next`
   overlay::PublicationHead head;
   head.version = next.version;
   if (newest_) {

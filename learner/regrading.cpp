@@ -20,8 +20,8 @@ void RegradingRules::Mean::add(double seconds) {
 
 double RegradingRules::graded_fraction_at(const Mean& seconds_per_response) const {
   if (!step_seconds_ || seconds_per_response.value <= 0) return 1;
-  return std::min(1.0,
-                  kShareOfStep * *step_seconds_ / (seconds_per_response.value * static_cast<double>(step_responses_)));
+  const double all_responses_s = seconds_per_response.value * static_cast<double>(step_responses_);
+  return std::min(1.0, kShareOfStep * *step_seconds_ / all_responses_s);
 }
 
 double RegradingRules::graded_fraction() const { return graded_fraction_at(seconds_per_response_); }
@@ -39,8 +39,8 @@ bool RegradingRules::should_grade(WorkerId worker) {
   if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
   Record& record = records_[worker];
   const bool chosen_by_chance = random_.uniform() < graded_fraction(worker);
-  if (record.expelled || (record.chosen >= kFirstResponses && record.differences == 0 && !chosen_by_chance))
-    return false;
+  const bool is_always_chosen = record.chosen < kFirstResponses || record.differences > 0;
+  if (record.expelled || (!is_always_chosen && !chosen_by_chance)) return false;
   ++record.chosen;
   ++counts_.chosen;
   return true;

@@ -29,7 +29,7 @@ json last_count(const MetricSummary& figure) {
 // mean share, so that the parts add up to the median.
 json t_b_parts_json(const RunFigures& figures) {
   if (figures.broadcasts_with_parts == 0) return nullptr;
-  const double median = *figures.t_b.quantile(0.5);
+  const double median = *figures.t_b.quantile(0.5);  // exists: broadcasts with parts have a T_b
   json parts;
   for (const auto& [part, share] : figures.part_share_sums)
     parts[part] = share / static_cast<double>(figures.broadcasts_with_parts) * median;
@@ -64,6 +64,7 @@ json staleness_json(const ReportInput& input) {
           {"rejected_by_reason", rejected}};
 }
 
+// 0: not measured.
 json bytes_or_null(std::uint64_t bytes) { return bytes > 0 ? json(bytes) : json(nullptr); }
 
 json memory_json(const ReportInput& input) {
@@ -130,8 +131,9 @@ json learning_json(const RunFigures& figures) {
 json quantile(std::vector<double> values, double q) {
   if (values.empty()) return nullptr;
   std::sort(values.begin(), values.end());
-  const double rank = std::ceil(q * static_cast<double>(values.size()));
-  return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
+  const double rank = std::ceil(q * static_cast<double>(values.size()));  // counted from 1
+  const auto index = static_cast<std::size_t>(std::max(0.0, rank - 1));
+  return values[std::min(values.size() - 1, index)];
 }
 
 json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q) {

@@ -12,12 +12,13 @@ namespace {
 constexpr std::string_view kOperation = "rescore";
 constexpr std::size_t kReasonsMax = 16, kReasonBytesMax = 160, kPartsMax = 256;  // they bound the size of the result
 
-// The problem from the grading task, or else from the run's own task.
+// The problem from the grading task, or else from the run's own task. A group's id is the index of its problem. The
+// problem's id is compared as well, because the task may have other problems than when the run began.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& trajectory) {
   std::string problem_at_its_place = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
-    auto problem = adapter->problem(trajectory.group());
+    auto problem = adapter->problem(/*index=*/trajectory.group());
     if (problem && problem->id() == trajectory.problem_id()) return problem;
     if (problem) problem_at_its_place = "another one";
   }
@@ -56,7 +57,7 @@ Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Traject
   return grade;
 }
 
-std::optional<bool> RescoreSums::add(const schema::Trajectory& trajectory, const Result<SecondGrade>& second_grade) {
+std::optional<bool> RescoreTally::add(const schema::Trajectory& trajectory, const Result<SecondGrade>& second_grade) {
   if (!second_grade) {
     const std::string reason = second_grade.error().message().substr(0, kReasonBytesMax);
     const bool has_room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
@@ -70,7 +71,7 @@ std::optional<bool> RescoreSums::add(const schema::Trajectory& trajectory, const
   sums_.correct_old += trajectory.correct() ? 1 : 0;
   sums_.correct_new += score.correct ? 1 : 0;
   // Null if there are too many components already.
-  const auto find_or_add_part = [&](const std::string& name) -> RescoreSum::Part* {
+  const auto find_or_add_part = [&](const std::string& name) -> RescoreResult::Part* {
     if (sums_.parts.size() >= kPartsMax && !sums_.parts.contains(name)) return nullptr;
     return &sums_.parts[name];
   };
@@ -90,15 +91,16 @@ std::optional<bool> RescoreSums::add(const schema::Trajectory& trajectory, const
   return true;
 }
 
-RescoreSum RescoreSums::sum() const {
-  RescoreSum sum = sums_;
-  const double rollouts = static_cast<double>(std::max<std::uint64_t>(sum.graded, 1));
-  for (double* value : {&sum.reward_old, &sum.reward_new, &sum.correct_old, &sum.correct_new}) *value /= rollouts;
-  for (auto& [name, part] : sum.parts) {
+RescoreResult RescoreTally::result() const {
+  RescoreResult result = sums_;
+  const double rollouts = static_cast<double>(std::max<std::uint64_t>(result.graded, 1));
+  for (double* value : {&result.reward_old, &result.reward_new, &result.correct_old, &result.correct_new})
+    *value /= rollouts;
+  for (auto& [name, part] : result.parts) {
     part.mean_old /= rollouts;
     part.mean_new /= rollouts;
   }
-  return sum;
+  return result;
 }
 
 }  // namespace echoline::learner

@@ -31,8 +31,8 @@ struct SecondGrade {
 // An error is the reason for no grade: an unknown problem, tokens that do not decode to turns, or a failed task.
 Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& trajectory);
 
-// The sums over many rollouts.
-struct RescoreSum {
+// The figures of many rollouts.
+struct RescoreResult {
   std::uint64_t graded = 0, agree = 0;            // `agree`: with the same reward and verdict
   std::uint64_t components_differ = 0;            // in rollouts that agree
   std::map<std::string, std::uint64_t> ungraded;  // by reason, at most 16; further reasons count as "others"
@@ -45,14 +45,14 @@ struct RescoreSum {
 };
 
 // Adds up rollouts one by one.
-class RescoreSums {
+class RescoreTally {
  public:
   // Returns whether both grades agree; absent: there is no second grade.
   std::optional<bool> add(const schema::Trajectory& trajectory, const Result<SecondGrade>& second_grade);
-  RescoreSum sum() const;
+  RescoreResult result() const;
 
  private:
-  RescoreSum sums_;  // holds sums in the place of means
+  RescoreResult sums_;  // with sums in the place of means
 };
 
 }  // namespace echoline::learner

@@ -111,6 +111,7 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
     return fail(Code::kInvalid, kOperation,
                 "{}: {}; a run keeps its group size, because its replay buffer holds groups of it", folder.string(),
                 group_size_change);
+  // All that follows concerns checkpoints of the built-in trainer.
   if (config.learner.trainer == TrainerKind::kExternal || !built_in.settings_digest) return ok();
   if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kReferencePolicyFile))
     return fail(Code::kInvalid, kOperation,

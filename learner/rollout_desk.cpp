@@ -26,6 +26,7 @@ Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& option
   std::unique_ptr<RolloutDesk> desk(new RolloutDesk(options, std::move(events), message_max));
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
+  // `opened` and `checker` may be references: this function waits until the thread has opened the logic.
   desk->thread_ = std::thread([&opened, &checker, resume_step, self = desk.get()] {
     auto logic =
         DeskLogic::open({.options = self->options_,

@@ -40,7 +40,7 @@ class RolloutDesk {
   // Groups of a worker that is away or lost go to other workers; a retired worker gets no more until it joins again.
   void on_presence_change(const PresenceChange& change);
   // Call when the run has ended. A worker whose machine ends then need not finish its groups.
-  void end_result_requests() { run_needs_results_ = false; }
+  void on_run_ended() { run_needs_results_ = false; }
 
   // Waits until there is a whole batch for `step`, and until training on it would make no leased group too stale for
   // every later step. Absent after `wait` or stop(). kInvalid: many groups in a row were set aside and none could be
@@ -70,7 +70,7 @@ class RolloutDesk {
   // Runs `work` on the desk's thread and waits for its result.
   template <class T>
   Result<T> call_on_thread(std::function<Result<T>()> work);
-  // Makes the desk's thread do its due work now.
+  // Makes the desk's thread do its due work now, as it does after every item of the queue, even an empty task.
   void wake() {
     queue_.try_push(Item(Task([] {})));
   }

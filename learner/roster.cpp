@@ -40,6 +40,7 @@ overlay::LinkLimits Roster::expected_links(const std::string& name) const {
   const auto [up, down] = provisioner::links_of(*offer, config_.fleet, config_.paths);
   const provisioner::Assumptions& assume = config_.fleet.assume;
   overlay::LinkLimits expected;
+  // Otherwise links_of() returns a default, and the worker is not held to that.
   if (offer->up || assume.up || config_.paths.worker_rate) expected.up = up;
   if (offer->down || assume.down || config_.paths.worker_rate) expected.down = down;
   return expected;
@@ -181,7 +182,7 @@ std::uint64_t Roster::floods() const {
 
 void Roster::check() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, entry] : workers_)
+  for (const auto& [id, entry] : workers_)  // an entry has its id and offer once the worker has joined
     ECHO_CHECK(entry.id == id || entry.offer.empty(), "worker {} is entered as {}", id, entry.id);
   for (const auto& [id, meter] : meters_)
     ECHO_CHECK(workers_.contains(id), "worker {} is measured and not entered", id);

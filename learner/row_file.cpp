@@ -44,11 +44,11 @@ Result<std::uint64_t> offset_after_newline_from_end(int fd, const std::filesyste
     const std::size_t block_bytes = static_cast<std::size_t>(std::min<std::uint64_t>(block_offset, block.size()));
     block_offset -= block_bytes;
     ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd, path, block.data(), block_bytes, block_offset));
-    for (std::size_t i = bytes_read; i > 0;) {
-      const void* newline = ::memrchr(block.data(), '\n', i);
+    for (std::size_t unsearched_bytes = bytes_read; unsearched_bytes > 0;) {
+      const void* newline = ::memrchr(block.data(), '\n', unsearched_bytes);
       if (newline == nullptr) break;
-      i = static_cast<std::size_t>(static_cast<const char*>(newline) - block.data());
-      if (++newlines == newline_count) return block_offset + i + 1;
+      unsearched_bytes = static_cast<std::size_t>(static_cast<const char*>(newline) - block.data());
+      if (++newlines == newline_count) return block_offset + unsearched_bytes + 1;
     }
   }
   return std::uint64_t{0};
@@ -67,7 +67,7 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) 
 }
 
 Error RowFile::corrupt(std::string_view found) const {
-  const std::string where =
+  const std::string where =  // next() has counted the row already, so place_.row is its number from 1
       place_.row ? fmt::format(":{}", *place_.row) : fmt::format(", in the row at byte {}", row_begin_);
   return fail(Code::kCorrupt, kOperation, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
               path_.string(), where, kRowBytesMax, found);
@@ -86,8 +86,9 @@ Result<bool> RowFile::read_block() {
     begin_ = 0;
   }
   if (buffer_.size() < end_ + kRowBlockBytes) {  // doubles the buffer, up to the bound of buffer_bytes()
-    buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
-    buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
+    constexpr std::size_t kBufferBytesMax = kRowBytesMax + 2 * kRowBlockBytes;
+    buffer_.reserve(std::min(kBufferBytesMax, 2 * (end_ + kRowBlockBytes)));
+    buffer_.resize(std::min(buffer_.capacity(), kBufferBytesMax));
   }
   const std::uint64_t next_offset = place_.offset + skipped_bytes_ + (end_ - begin_);  // behind the data in the buffer
   ECHO_ASSIGN(const std::size_t bytes_read,
@@ -120,9 +121,10 @@ Result<std::optional<std::string_view>> RowFile::next() {
 
 Result<std::optional<std::string_view>> RowFile::next_checked() {
   ECHO_ASSIGN(const auto text, next());
-  const std::size_t first = text ? text->find_first_not_of(" \t\r") : 0;
-  if (text && (first == std::string_view::npos || (*text)[first] != '{' || !nlohmann::json::accept(*text)))
-    return corrupt("something else");
+  if (!text) return text;
+  const std::size_t first = text->find_first_not_of(" \t\r");
+  const bool is_object = first != std::string_view::npos && (*text)[first] == '{' && nlohmann::json::accept(*text);
+  if (!is_object) return corrupt("something else");
   return text;
 }
 

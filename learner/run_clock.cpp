@@ -51,7 +51,8 @@ RunClock::~RunClock() {
 
 void RunClock::save_until_stopped() {
   std::unique_lock lock(mutex_);
-  for (bool is_failing = false; !wake_.wait_for(lock, kSaveInterval, [this] { return stopping_; });) {
+  bool is_failing = false;
+  while (!wake_.wait_for(lock, kSaveInterval, [this] { return stopping_; })) {
     lock.unlock();
     const Status saved = save();
     if (!saved && !is_failing) log::warn("{}", saved.error().message());  // logged once, until it succeeds

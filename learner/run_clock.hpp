@@ -39,7 +39,7 @@ class RunClock {
   double seconds_before_ = 0;               // of earlier processes of the run
   std::optional<double> usd_before_ = 0.0;  // absent if a price was unknown
 
-  mutable std::mutex save_mutex_;
+  mutable std::mutex save_mutex_;  // held by save(), so that an older file never replaces a newer one
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;  // guarded by mutex_

@@ -53,9 +53,13 @@ void read_warm_start(ConfigSection section, WarmStartSection& settings) {
 
 void read_device(ConfigSection section, std::string& device, const char* description) {
   section.read("device", device, description);
+  constexpr std::string_view kNumberedPrefix = "cuda:";
+  constexpr std::size_t kDigitsMax = 2;
+  const std::string_view number =
+      device.starts_with(kNumberedPrefix) ? std::string_view(device).substr(kNumberedPrefix.size()) : "";
   const bool is_numbered =
-      device.starts_with("cuda:") && device.size() > 5 && device.size() <= 7 &&
-      std::all_of(device.begin() + 5, device.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+      !number.empty() && number.size() <= kDigitsMax &&
+      std::all_of(number.begin(), number.end(), [](unsigned char digit) { return std::isdigit(digit) != 0; });
   if (device != "cpu" && device != "cuda" && !is_numbered)
     section.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", device));
 }
@@ -63,14 +67,23 @@ void read_device(ConfigSection section, std::string& device, const char* descrip
 void read_learner(ConfigSection section, const RunSection& run, const model::ModelSettings& model,
                   const data_plane::RolloutSettings& rollout, LearnerSection& settings) {
   section.read_choice(
-      "trainer", settings.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
+      "trainer", settings.trainer,
+      {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}, {"tinker", TrainerKind::kTinker}},
       "the trainer: this program, or the user's own, which takes batches and publishes policies over `api` "
-      "(docs/trainers.md). With an external one, only `api`, `adapter`, `checkpoint_every`, `checkpoints_kept` and "
-      "`usd_per_hour` of the keys below count");
+      "(docs/trainers.md). With an external one, only `api`, `adapter`, `router_replay`, `checkpoint_every`, "
+      "`checkpoints_kept` and `usd_per_hour` of the keys below count. tinker: this program computes what a client of "
+      "Tinker's API asks for "
+      "over `api`, and its workers sample (docs/how-to/train-with-tinker.md); `adapter` is required");
+  const bool is_tinker = settings.trainer == TrainerKind::kTinker;
+  if (is_tinker) settings.api = "127.0.0.1:0";
   section.read(
       "api", settings.api,
-      "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the "
-      "run's trainer-api.json contains the address");
+      {"for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token. For a "
+       "Tinker client: HOST:PORT of this machine, with a key; port 0 is any free one. The run's trainer-api.json "
+       "contains the address",
+       "`socket`; tinker: 127.0.0.1:0"});
+  if (is_tinker && settings.api.find(':') == std::string::npos)
+    section.error("api", fmt::format("expected HOST:PORT for a Tinker client, found '{}'", settings.api));
   if (settings.trainer == TrainerKind::kExternal && rollout.truncates())
     section.error(
         "trainer",
@@ -78,7 +91,7 @@ void read_learner(ConfigSection section, const RunSection& run, const model::Mod
                     "top_k {} and min_p {} draw from a part of it: its importance weights would be wrong. Set them to "
                     "1, 0 and 0",
                     rollout.top_p, rollout.top_k, rollout.min_p));
-  std::string_view loss = loss_names().front();
+  std::string_view loss = loss_names().front();  // the default
   section.read_choice(
       "loss", loss,
       {{"dapo", "dapo"},
@@ -198,6 +211,9 @@ void read_learner(ConfigSection section, const RunSection& run, const model::Mod
       "recompute", settings.recompute,
       "store only the activations between layers, and recompute the others for the gradient: a third more time, "
       "far less memory");
+  section.read("router_replay", settings.router_replay,
+               "for a mixture of experts: workers send the experts that their engine used for each token, and the "
+               "built-in trainer uses the same; an external one gets them as `routed_experts`");
   section.read_choice("moments", settings.optimizer.moments, {{"fp32", Moments::kFp32}, {"int8", Moments::kInt8}},
                       "the storage of AdamW's two moments: 8 bytes a parameter, or 2");
   section.read("optimizer_on_host", settings.optimizer.on_host,
@@ -212,6 +228,10 @@ void read_learner(ConfigSection section, const RunSection& run, const model::Mod
                               "A low-rank adapter (LoRA): two small matrices beside each target, which are trained and "
                               "published in place of the model's weights (models.md, \"Adapters\")."),
               settings.adapter);
+  if (is_tinker && settings.adapter.rank == 0)
+    section.error("trainer",
+                  "a Tinker client trains an adapter: set learner.adapter.rank to the rank that it asks for "
+                  "(32 unless it says another)");
   settings.warm_start.enabled = section.has("warm_start");
   read_warm_start(
       section.section("warm_start",
@@ -264,6 +284,7 @@ void read_worker(ConfigSection section, const data_plane::RolloutSettings& rollo
   const auto command_has = [&](std::string_view word) {
     return settings.engine_command.find(word) != std::string::npos;
   };
+  // The option's names in vLLM and SGLang.
   const bool is_tensor_parallel = command_has("--tensor-parallel-size") || command_has(" --tp") || command_has(" -tp ");
   if (is_tensor_parallel && !command_has("{gpus}") && settings.gpus_per_engine == 1 && !settings.engines)
     section.error("engine_command",
@@ -305,7 +326,12 @@ void read_all(ConfigSection root, RunConfig& config) {
   config.learner.loss.fixed_length = config.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), config);
   provisioner::read(root.section("fleet", "The rented fleet: offers, provider, limits."), config.fleet);
-  read_worker(root.section("worker", "The engine of rented workers; see engines.md."), config.rollout, config.worker);
+  ConfigSection worker = root.section("worker", "The engine of rented workers; see engines.md.");
+  read_worker(worker, config.rollout, config.worker);
+  if (config.learner.trainer == TrainerKind::kTinker && config.worker.engine != "builtin")
+    worker.error("engine", fmt::format("{} samples only with the run's own settings, and a Tinker client sends its own "
+                                       "with each request: use builtin",
+                                       config.worker.engine));
 }
 
 }  // namespace

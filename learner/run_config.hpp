@@ -49,11 +49,15 @@ struct WarmStartSection {
   double learning_rate = 1e-3;
 };
 
-enum class TrainerKind { kBuiltIn, kExternal };
+enum class TrainerKind {
+  kBuiltIn,
+  kExternal,
+  kTinker,  // the built-in trainer's computations, in the order that a Tinker client asks for
+};
 
 struct LearnerSection : TrainingSettings {
   TrainerKind trainer = TrainerKind::kBuiltIn;
-  std::string api = "socket";  // for an external trainer: "socket", or HOST:PORT of this machine
+  std::string api = "socket";  // for an external trainer: "socket", or HOST:PORT of this machine; kTinker: HOST:PORT
   std::string device = "cpu";  // cpu, cuda, cuda:N
   int threads = 1;             // threads of libtorch, and threads that encode policies; default on a GPU: all
   Compute compute = Compute::kFp32;
@@ -62,7 +66,7 @@ struct LearnerSection : TrainingSettings {
   std::uint32_t checkpoints_kept = 2;
   std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known
   WarmStartSection warm_start;
-  model::AdapterConfig adapter;
+  model::AdapterConfig adapter;  // low-rank (LoRA); rank 0: none
 };
 
 // The engine of rented workers.

@@ -34,9 +34,9 @@ void add(Totals& totals, const json& row, const char* key) {
 void add(Distribution& values, const json& row, const char* key) {
   if (const auto value = number(row, key)) values.add(*value);
 }
-// `position`: the number of the row's step or version.
-void add(MetricSummary& figure, std::uint64_t position, const json& row, const char* key) {
-  if (const auto value = number(row, key)) figure.add(position, *value);
+// `row_number`: the row's step or version.
+void add(MetricSummary& figure, std::uint64_t row_number, const json& row, const char* key) {
+  if (const auto value = number(row, key)) figure.add(row_number, *value);
 }
 
 }  // namespace
@@ -53,6 +53,7 @@ void ThinnedRows::set(std::uint64_t number, json row) {
   const std::optional<std::uint64_t> newest_before =
       rows_.empty() ? std::nullopt : std::optional(rows_.rbegin()->first);
   rows_[number] = std::move(row);
+  // Other rows were multiples before, and still are.
   for (const std::uint64_t entry : {newest_before.value_or(number), number})
     if (!is_kept(entry)) rows_.erase(entry);
   while (rows_.size() > rows_max_) {
@@ -64,7 +65,7 @@ void ThinnedRows::set(std::uint64_t number, json row) {
 
 void FigureAggregator::Repeats::add(std::uint64_t number) {
   if (rows_left_.size() <= number) rows_left_.resize(number + 1);
-  if (rows_left_[number] < UINT16_MAX) ++rows_left_[number];
+  if (rows_left_[number] < UINT16_MAX) ++rows_left_[number];  // no run repeats a step more often
 }
 
 bool FigureAggregator::Repeats::is_last(std::uint64_t number) {
@@ -179,8 +180,14 @@ void FigureAggregator::add_broadcast(std::uint64_t version, const json& row) {
 
 Result<RunFigures> read_run_figures(const std::filesystem::path& metrics) {
   FigureAggregator aggregator;
-  ECHO_TRY(each_row(metrics, [&](const json& row) { return aggregator.count_row(row), ok(); }));
-  ECHO_TRY(each_row(metrics, [&](const json& row) { return aggregator.add_row(row), ok(); }));
+  ECHO_TRY(each_row(metrics, [&](const json& row) {
+    aggregator.count_row(row);
+    return ok();
+  }));
+  ECHO_TRY(each_row(metrics, [&](const json& row) {
+    aggregator.add_row(row);
+    return ok();
+  }));
   return aggregator.take_figures();
 }
 

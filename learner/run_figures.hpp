@@ -90,12 +90,12 @@ class FigureAggregator {
    private:
     std::vector<std::uint16_t> rows_left_;  // by number
   };
-  enum Kind : std::size_t { kStep, kDelta, kBroadcast, kEvaluation, kKinds };
+  enum Kind : std::size_t { kStep, kDelta, kBroadcast, kEvaluation, kKindCount };
   static std::optional<std::pair<Kind, std::uint64_t>> kind_and_number(const nlohmann::json& row);
   void add_step(std::uint64_t step, const nlohmann::json& row);
   void add_broadcast(std::uint64_t version, const nlohmann::json& row);
 
-  std::array<Repeats, kKinds> repeats_;
+  std::array<Repeats, kKindCount> repeats_;  // by kind
   Alarms alarms_;
   RunFigures figures_;
 };

@@ -98,9 +98,9 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
     const std::size_t missing = fleet_ ? still_joining() : missing_by_hand;
     const provisioner::FleetStatus fleet = summary().numbers;
     std::string phases;
-    if (fleet.queued + fleet.pulling > 0)
+    if (const auto not_booting = fleet.queued + fleet.pulling; not_booting > 0)  // they count as joining as well
       phases = fmt::format(" ({} queued, {} pulling, {} booting)", fleet.queued, fleet.pulling,
-                           fleet.joining - std::min(fleet.joining, fleet.queued + fleet.pulling));
+                           fleet.joining - std::min(fleet.joining, not_booting));
     tick(fmt::format("{} workers joined, waiting for {}{}", joined, missing, phases));
     // After that many machines, the reason is hardly a machine.
     if (joined == 0 && fleet.not_joined >= std::max<std::uint64_t>(kMachinesInTurn, summary().planned))
@@ -113,7 +113,8 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
     if (missing == 0 && joined > 0) return ok();
     const Duration waited = run_.clock.now() - began_at;
     if (joined > 0 && waited >= patience) return ok();
-    if (joined == 0 && waited >= (missing > 0 && fleet_ ? kMachinesInTurn : 1) * start_limit)
+    const int machines_in_turn = missing > 0 && fleet_ ? kMachinesInTurn : 1;
+    if (joined == 0 && waited >= machines_in_turn * start_limit)
       return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}", to_text(waited),
                   missing_workers_hint());
     std::this_thread::sleep_for(kPoll);

@@ -33,24 +33,25 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
   options.away_max = config.fleet.away_max;
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
   options.policy_bytes = model::memory_estimate(model).policy_bf16;
-  options.regions = config.paths.regions.ways;
+  options.regions = config.paths.regions.graph;
   options.run_id = config.run.name;
   options.folder = run_folder / "overlay";
   options.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
   options.resumed_at = resumed_at;
-  options.message_max = worker_message_max(model.positions_max, config.rollout.response_tokens_max,
-                                           config.rollout.group_size, config.rollout.metadata_max);
+  options.message_max =
+      worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,
+                         config.rollout.metadata_max, expert_choices_max(config, model));
   return options;
 }
 
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
                              std::span<const chains::WorkerLink> links) {
   const BitRate learner_up = learner_upload_rate(config);
-  const chains::Regions& regions = config.paths.regions.ways;
-  // The share of workers that T_b (the broadcast time) counts; in a small fleet it may be less than the quorum.
+  const chains::Regions& regions = config.paths.regions.graph;
   constexpr double kShareMin = 1e-9;  // the formulas need a share above 0
   const double acknowledged_share =
       static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers));
+  // The share of workers that T_b (the broadcast time) counts; in a small fleet it may be less than the quorum.
   const double counted_share = std::clamp(acknowledged_share, kShareMin, config.network.quorum);
   nlohmann::json row = {
       {"version", report.version.value},
@@ -63,10 +64,11 @@ nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastRe
       {"chunk_bytes", report.chunk.count},
       {"learner_bytes", report.learner_bytes_sent.count},
       {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, learner_up, links, counted_share, regions))}};
+  const Bytes framed_payload = overlay::on_the_wire(report.payload, report.chunk);
+  const Bytes framed_chunk = overlay::on_the_wire(report.chunk, report.chunk);
   const auto predicted =
-      chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
-                             overlay::on_the_wire(report.chunk, report.chunk), learner_up, links, regions);
-  if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted_share));
+      chains::broadcast_time(report.topology, framed_payload, framed_chunk, learner_up, links, regions);
+  if (predicted) row["predicted_seconds"] = seconds(predicted->quorum_time(counted_share));
   const overlay::BroadcastParts& parts = report.parts;
   row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},
                       {"send", seconds(parts.send)},       {"verify", seconds(parts.verify)},

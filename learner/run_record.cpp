@@ -120,8 +120,7 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
 }
 
 RunRecord::~RunRecord() {
-  if (const Status written = this->write_pending_rows(); !written)
-    log::error("rows are lost: {}", written.error().message());
+  if (const Status written = write_pending_rows(); !written) log::error("rows are lost: {}", written.error().message());
   for (const Rows* rows : {&events_, &metrics_})
     if (rows->fd >= 0) ::close(rows->fd);
   if (lock_fd_ >= 0) ::close(lock_fd_);
@@ -157,7 +156,7 @@ void RunRecord::append_row(Rows& rows, nlohmann::json fields) {
     ++rows.lost;
   else
     rows.pending += line;
-  (void)rows.write_out().has_value();  // write_pending_rows() reports the error
+  (void)rows.write_out();  // write_pending_rows() reports the error
 }
 
 std::vector<std::string> RunRecord::alarms() const {
@@ -235,14 +234,14 @@ void RunRecord::write_status(const nlohmann::json& status) {
 void RunRecord::write_topology(const std::string& dot) { replace("topology.dot", dot, topology_is_failing_); }
 
 Status RunRecord::write_report(const nlohmann::json& report) {
-  return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");
+  return write_file_atomic(folder_ / "report.json", json_text(report, /*indent=*/2) + "\n");
 }
 
 bool is_running(const std::filesystem::path& folder) {
   const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return false;
   const bool is_held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
-  ::close(fd);
+  ::close(fd);  // releases the lock if it was free
   return is_held;
 }
 

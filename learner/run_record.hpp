@@ -25,7 +25,7 @@ class RunRecord {
   // Opens the run's folder for writing. With `resume`, continues the existing run (kNotFound if there is none).
   // Otherwise an earlier run of the same name is moved to the first free of <name>.1, <name>.2 and so on. Fails with
   // kUnavailable if another process writes this run. `patience`: how long to wait for that process, which may end soon.
-  // `before_move` is called before an earlier run is moved, which its error prevents.
+  // `before_move` is called before an earlier run is moved; if it fails, nothing is moved.
   static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume,
                                                  Duration patience = {},
                                                  const std::function<Status()>& before_move = {});
@@ -46,10 +46,10 @@ class RunRecord {
   std::vector<std::string> alarms() const;
   // Raises the alarm disk_full or disk_failing: the learner's disk refuses to write `part` of the run, such as
   // "checkpoint". The alarm's text has the error, which names the file. A later call with a null `error` ends the
-  // alarm; a repeated one changes nothing. `step`: the current step, for the event.
+  // alarm; a repeated call changes nothing. `step`: the current step, for the event.
   void set_disk_alarm(std::string_view part, std::uint64_t step, const Error* error);
-  // Writes rows that could not be written before. kExhausted or kIo while the disk refuses them. Up to kPendingBytesMax
-  // of them wait in memory; further rows are lost.
+  // Writes rows that could not be written before. kExhausted or kIo while the disk refuses them. Rows of up
+  // to kPendingBytesMax bytes in all wait in memory; further rows are lost.
   Status write_pending_rows();
   // Replaces status.json.
   void write_status(const nlohmann::json& status);

@@ -6,7 +6,7 @@
 
 namespace echoline::learner {
 
-Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config) {
+Result<std::unique_ptr<data_plane::Adapter>> make_task_adapter(const RunConfig& config) {
   ECHO_ASSIGN(auto adapter, data_plane::make_adapter(config.task.adapter, config.task.options_json, config.run.seed));
   if (!config.task.scored_by_workers) ECHO_TRY(data_plane::can_be_scored_later(*adapter));
   return adapter;
@@ -16,9 +16,9 @@ Result<RunTask> RunTask::read(const RunConfig& config) {
   ECHO_ASSIGN(model::ModelFiles files, config.model.path
                                            ? model::ModelFiles::read(*config.model.path, model_use(config))
                                            : model::ModelFiles::of_preset(*config.model.preset));
-  ECHO_TRY(set_adapter(config, files.config));
+  ECHO_TRY(set_low_rank_adapter(config, files.config));
   ECHO_ASSIGN(model::Phrasing phrasing, model::Phrasing::make(files, config.prompts));
-  ECHO_ASSIGN(auto adapter, run_adapter(config));
+  ECHO_ASSIGN(auto adapter, make_task_adapter(config));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
   if (config.evaluation.problems && *config.evaluation.problems < evaluation.size())
     evaluation.resize(*config.evaluation.problems);
@@ -33,6 +33,7 @@ SubmissionChecker RunTask::make_submission_checker(const RunConfig& config) cons
   options.turn_tokens_max = config.rollout.turn_tokens_max.value_or(0);
   options.seed = config.run.seed;
   options.metadata_max = config.rollout.metadata_max;
+  options.expert_choices = expert_choices_max(config, files.config);
   options.unscored = [task = config.task](const schema::Problem& problem) {
     return task.scored_by_learner(problem.id());
   };
@@ -45,6 +46,7 @@ SubmissionChecker RunTask::make_submission_checker(const RunConfig& config) cons
 void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_seed(config.run.seed);
   spec.set_model_config_json(files.config.to_json());
+  spec.set_records_experts(expert_choices_max(config, files.config) > 0);
   // This adapter is part of the policy's weights (LoRA); the member `adapter` belongs to the task.
   if (files.config.adapter) {
     model::AdapterConfig adapter = *files.config.adapter;

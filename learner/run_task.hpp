@@ -13,7 +13,7 @@
 namespace echoline::learner {
 
 // Makes the adapter of the run's task, with all its problems.
-Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config);
+Result<std::unique_ptr<data_plane::Adapter>> make_task_adapter(const RunConfig& config);
 
 struct RunTask {
   static Result<RunTask> read(const RunConfig& config);

@@ -36,8 +36,9 @@ std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
 std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response);
 
-// Whether the trajectory states this score's reward and verdict, and whether it states its named components.
+// Whether the trajectory states the score's reward, but for rounding, and its verdict.
 bool has_same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
+// Whether the trajectory states the score's named components, but for rounding.
 bool has_same_components(const schema::Trajectory& trajectory, const data_plane::Score& score);
 
 // Immutable; any thread. The adapter must outlive it.
@@ -60,7 +61,8 @@ class ScoreVerifier {
   Result<ComputedScore> compute_score(const schema::Trajectory& trajectory, const schema::Problem& problem,
                                       const std::atomic<bool>* stop = nullptr) const;
 
-  // The relevant difference between the trajectory's score and `score`; absent if there is none.
+  // The refusal of a trajectory whose reward, verdict or components are not those of `score`; absent if they are,
+  // but for rounding.
   static std::optional<Refusal> difference(const schema::Trajectory& trajectory, const data_plane::Score& score);
   // Whether two scores are equal but for rounding.
   static bool is_same(const data_plane::Score& a, const data_plane::Score& b);

@@ -35,7 +35,7 @@ class Scorer {
 
   std::size_t free_group_slots() const;  // the number of groups that add() may take now
   std::set<GroupId> groups_in_progress() const;
-  void add(replay_buffer::Group group, schema::Problem problem);
+  void add(replay_buffer::Group group, schema::Problem problem);  // only one thread, the desk's, may call it
 
   struct Done {
     replay_buffer::Group group;  // with its scores

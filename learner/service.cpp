@@ -14,6 +14,7 @@
 #include "learner/report.hpp"
 #include "learner/resume.hpp"
 #include "learner/run_overlay.hpp"
+#include "learner/tinker_run.hpp"
 #include "learner/training_loop.hpp"
 
 namespace echoline::learner {
@@ -68,7 +69,7 @@ class Service {
                 journal_->step());
       node_->stop();
       node_.reset();
-      workers_.emplace(run_, plan_.plan, *journal_);
+      workers_.emplace(run_, plan_.plan, *journal_);  // again without any worker
     }
     journal_->set_step(policy_->steps());
     if (!node_) ECHO_TRY(start_overlay());  // before any money is spent, because a port in use ends the run
@@ -79,18 +80,7 @@ class Service {
     ECHO_TRY(workers_->describe_run(*task_, *node_));
     if (!run_.config.fleet.joined_by_hand()) write_status("renting the fleet");
     ECHO_TRY(fleet_->start(workers_->roster(), workers_->attendance(), *node_));
-    const auto write_phase = [this](const std::string& phase) { write_status(phase); };
-    ECHO_TRY(fleet_->wait_for_workers(workers_->attendance(), write_phase));
-    if (run_.stop) return finish("interrupted");
-    TrainingLoop loop(run_, {.journal = *journal_,
-                             .policy_source = *policy_,
-                             .workers = *workers_,
-                             .fleet = *fleet_,
-                             .rollout_desk = *desk_,
-                             .publisher = publisher_,
-                             .node = *node_,
-                             .write_status = write_phase});
-    const Result<bool> completed = loop.run();
+    const Result<bool> completed = tinker_ ? serve_tinker_client() : train();
     if (!completed && fleet_->summary().numbers.money_spent) {
       log::warn("{}", completed.error().message());
       return finish("out of budget");
@@ -102,6 +92,32 @@ class Service {
   }
 
  private:
+  // Trains the run's steps on groups from the workers. False if the run was stopped first.
+  Result<bool> train() {
+    const auto write_phase = [this](const std::string& phase) { write_status(phase); };
+    ECHO_TRY(fleet_->wait_for_workers(workers_->attendance(), write_phase));
+    if (run_.stop) return false;
+    TrainingLoop loop(run_, {.journal = *journal_,
+                             .policy_source = *policy_,
+                             .workers = *workers_,
+                             .fleet = *fleet_,
+                             .rollout_desk = *desk_,
+                             .publisher = publisher_,
+                             .node = *node_,
+                             .write_status = write_phase});
+    return loop.run();
+  }
+
+  // Lets a Tinker client train. It may connect before any worker does.
+  Result<bool> serve_tinker_client() {
+    ECHO_TRY(tinker_->listen(journal_->record(), [this] { return workers_->attendance().alive_count(); }));
+    return tinker_->serve({.journal = *journal_,
+                           .policy_source = *policy_,
+                           .fleet = *fleet_,
+                           .publisher = publisher_,
+                           .write_status = [this](const std::string& phase) { write_status(phase); }});
+  }
+
   Status check_and_plan() {
     // A resumed run keeps its plan, so the market is not searched again.
     std::filesystem::path plan_file = run_.options.plan;
@@ -136,7 +152,7 @@ class Service {
     RunRecord& record = journal_->record();
     if (run_.options.resume) ECHO_TRY(record_changed_settings(record, run_.config, journal_->step()));
     ECHO_TRY(write_file_atomic(record.folder() / "config.yaml", run_.config.resolved_yaml));
-    return write_file_atomic(record.folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n");
+    return write_file_atomic(record.folder() / "plan.json", json_text(plan_.plan.to_json(), /*indent=*/2) + "\n");
   }
 
   // A resumed run is "resuming" until its desk is open.
@@ -174,7 +190,7 @@ class Service {
     events.away = [this](WorkerId id, const std::string& reason) { workers_->on_away(id, reason); };
     events.lost = [this](WorkerId id, const std::string& reason) { workers_->on_lost(id, reason); };
     events.trouble = [this](WorkerId id, const std::string& what) { workers_->on_trouble(id, what); };
-    events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
+    events.installed = [this](WorkerId id, Version version, const overlay::Digest& digest) {
       workers_->roster().record_acknowledgement(id, version, digest);
     };
     events.message = [this](WorkerId id, std::string bytes) {
@@ -198,6 +214,10 @@ class Service {
     desk_options.clock = run_.options.clock;
     desk_options.pacing = run_.config.pacing();
     desk_options.lease = run_.config.lease_length();
+    if (run_.config.learner.trainer == TrainerKind::kTinker) {
+      tinker_.emplace(run_, *task_);
+      desk_options.samples = &tinker_->samples();
+    }
     DeskEvents events;
     events.send = [this](WorkerId worker, std::string bytes) {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
@@ -266,11 +286,11 @@ class Service {
           if (trajectories > 0) input.rejected[reason] = trajectories;
         for (const auto& [reason, submissions] : counts->refused) input.rejected["refused: " + reason] = submissions;
         input.groups_set_aside = counts->leases.set_aside;
-        input.limited_steps = counts->leases.bound;
+        input.limited_steps = counts->leases.limited_steps;
         input.regrading = counts->regrading.counts;
         input.scoring = counts->scoring;
       }
-      desk_->end_result_requests();
+      desk_->on_run_ended();
     }
     if (node_) {
       workers_->refresh(*node_);
@@ -311,7 +331,8 @@ class Service {
 
   // Ends all parts. The destructor calls it, so no part is left running after an error.
   void shut_down() {
-    if (desk_) desk_->end_result_requests();
+    if (tinker_) tinker_->stop("the learner has ended");
+    if (desk_) desk_->on_run_ended();
     if (fleet_) fleet_->stop();
     publisher_.stop();
     if (node_) node_->stop();
@@ -393,6 +414,7 @@ class Service {
   std::unique_ptr<PolicySource> policy_;
   std::optional<RunWorkers> workers_;
   std::optional<RunFleet> fleet_;
+  std::optional<TinkerRun> tinker_;  // a run that a Tinker client trains
   std::unique_ptr<RolloutDesk> desk_;
   std::atomic<RolloutDesk*> open_desk_ = nullptr;  // desk_ once it is open, for other threads than the main one
   Publisher publisher_;

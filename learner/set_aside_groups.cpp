@@ -17,7 +17,8 @@ void SetAsideGroups::report_new(bool before_lease) {
     if (++reported_ <= kLoggedMax)
       log::warn("group {} ('{}') is set aside: {}: {}{}", group.group, printable(group.problem), group.reason,
                 group.detail, reported_ == kLoggedMax ? "; further ones are in events.jsonl only" : "");
-    const std::uint32_t in_a_row = ++(before_lease ? before_lease_in_a_row_ : failed_in_a_row_);
+    std::uint32_t& in_a_row = before_lease ? before_lease_in_a_row_ : failed_in_a_row_;
+    ++in_a_row;
     // The first such error stays.
     if (in_a_row >= kInARowMax && can_generate_)
       can_generate_ = fail(Code::kInvalid, "generate rollouts",

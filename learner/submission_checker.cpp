@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "data_plane/policy_input.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline::learner {
@@ -46,14 +47,18 @@ Result<const Question*> SubmissionChecker::question(GroupId group) {
 }
 
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
-                         Bytes metadata_max) {
+                         Bytes metadata_max, std::int64_t expert_choices) {
   // Generous estimates: the limit must never refuse an honest worker.
-  constexpr std::uint64_t kNamesBytes = 64 * 1024;  // names, and the reward's components
-  constexpr std::uint64_t kTokenBytes = 16, kTextBytesPerToken = 256;
+  constexpr std::uint64_t kNamesBytes = 64 * 1024;   // names, and the reward's components
+  constexpr std::uint64_t kTokenBytes = 16;          // a token with its log-probability and loss weight
+  constexpr std::uint64_t kTextBytesPerToken = 256;  // of a response
   const auto positions = static_cast<std::uint64_t>(positions_max);
   const auto response_tokens = static_cast<std::uint64_t>(response_tokens_max);
-  const std::uint64_t trajectory_bytes =
-      kNamesBytes + metadata_max.count + kTokenBytes * positions + (kTokenBytes + kTextBytesPerToken) * response_tokens;
+  // Packed experts are far below two bytes each.
+  const std::uint64_t expert_bytes = std::min<std::uint64_t>(
+      data_plane::kRoutedExpertsBytesMax, 2 * static_cast<std::uint64_t>(expert_choices) * positions);
+  const std::uint64_t trajectory_bytes = kNamesBytes + metadata_max.count + kTokenBytes * positions +
+                                         (kTokenBytes + kTextBytesPerToken) * response_tokens + expert_bytes;
   return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * trajectory_bytes)};
 }
 
@@ -116,7 +121,7 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& traj
                           !trajectory.finished());
     if (trajectory.reward() != 0 || trajectory.correct() || trajectory.late() || !trajectory.components().empty())
       return make_refusal("malformed", kNotForged, "it has a score, although the learner scores this problem");
-    if (trajectory.text() != verifier_->text(response, 1))
+    if (trajectory.text() != verifier_->text(response, /*turns=*/1))
       return make_refusal("wrong score", kForged, "its text differs from the text of its tokens");
     return std::nullopt;
   }

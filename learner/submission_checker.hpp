@@ -25,6 +25,7 @@ struct SubmissionCheckerOptions {
   std::int64_t turn_tokens_max = 0;                        // of one turn; 0: the rest of response_tokens_max
   std::uint64_t seed = 0;                                  // of the run
   Bytes metadata_max = data_plane::kMetadataLimitDefault;  // of a trajectory
+  std::int64_t expert_choices = 0;                         // of a token, at most; 0: workers send no experts
   std::function<bool(const schema::Problem&)> unscored;    // whether workers submit text without a score; empty: never
   // Trajectories that training would refuse are refused here, so that they cannot end the run later.
   std::function<Status(const schema::Trajectory&)> trainable;
@@ -32,7 +33,7 @@ struct SubmissionCheckerOptions {
 
 // The longest message that a worker of such a run needs to send.
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
-                         Bytes metadata_max);
+                         Bytes metadata_max, std::int64_t expert_choices);
 
 // The problem of a group, and the prompt that its worker must have used.
 struct Question {
@@ -54,7 +55,8 @@ class SubmissionChecker {
   void forget(GroupId group) { questions_.erase(group); }
 
   Bytes message_max(std::uint32_t group_size) const {
-    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size, options_.metadata_max);
+    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size, options_.metadata_max,
+                              options_.expert_choices);
   }
 
   // Whether only the learner scores this problem's responses.

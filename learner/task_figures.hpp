@@ -10,6 +10,7 @@
 
 namespace echoline::learner {
 
+// Sums over scored responses (answers), by task.
 class TaskFigures {
  public:
   void add(std::string_view problem_id, bool correct, double reward) {

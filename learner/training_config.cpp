@@ -7,10 +7,10 @@
 namespace echoline::learner {
 namespace {
 
-// The published losses, each written as its differences from an earlier one.
+// The published losses, each written as its differences from an earlier one; docs/losses.md names the papers.
 const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
   static const std::vector<std::pair<std::string_view, LossConfig>> losses = [] {
-    const LossConfig dapo;
+    const LossConfig dapo;  // the members' defaults
     LossConfig grpo = dapo;
     grpo.clip_high = 0.2;
     grpo.aggregation = Aggregation::kSequenceMean;
@@ -26,11 +26,11 @@ const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
     opo.baseline = Baseline::kLengthWeighted;
     LossConfig gspo = grpo;
     gspo.ratio_level = Level::kSequence;
-    gspo.clip_low = 3e-4;
+    gspo.clip_low = 3e-4;  // narrow, because its ratio is a mean over the response's tokens, and stays close to 1
     gspo.clip_high = 4e-4;
     LossConfig cispo = dapo;
     cispo.trust_region = TrustRegion::kDetachedClip;
-    cispo.clip_low = 1.0;
+    cispo.clip_low = 1.0;  // no lower limit, because no ratio is below 0
     cispo.clip_high = 4.0;
     LossConfig tis = dapo;
     tis.trust_region = TrustRegion::kNone;

@@ -26,7 +26,7 @@ enum class Truncated { kKeep, kMask, kPenalty };
 struct LossConfig {
   Baseline baseline = Baseline::kMean;
   AdvantageScale advantage_scale = AdvantageScale::kStd;
-  double advantage_epsilon = 1e-6;
+  double advantage_epsilon = 1e-6;  // added to the standard deviation, which may be 0
   Level ratio_level = Level::kToken;
   TrustRegion trust_region = TrustRegion::kClip;
   double clip_low = 0.2;            // in [0, 1]
@@ -64,7 +64,7 @@ struct OptimizerConfig {
   double learning_rate = kLearningRateOfNewModel;
   double beta1 = 0.9;
   double beta2 = 0.95;
-  double epsilon = 1e-8;
+  double epsilon = 1e-8;  // of AdamW, in the denominator
   double weight_decay = 0.0;
   double gradient_norm_max = 1.0;
   std::int64_t warmup_updates = 0;  // update n of the warm-up, counted from 1, has n/warmup_updates of the rate
@@ -85,6 +85,7 @@ struct TrainingSettings {
   std::int64_t microbatch_tokens = 8192;   // tokens in one forward and backward pass; bounds memory
   Truncated truncated = Truncated::kKeep;  // responses cut by the length limit
   double truncated_penalty = 1.0;          // subtracted from their reward with Truncated::kPenalty
+  bool router_replay = true;               // in a mixture of experts, train with the experts that the engine used
 };
 
 // kInvalid with the name and the value of the first setting out of range.

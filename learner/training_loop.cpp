@@ -179,7 +179,7 @@ Result<bool> TrainingLoop::train_one_step() {
   row.update(trained->figures);  // the trainer's own figures replace those of the whole batch
   journal.status().add_step(row.at("reward_mean"), batch_ready_at - began_at, ended_at - began_at);
   if (fleet) {
-    const std::uint64_t steps_left = run_.config.run.steps - std::min<std::uint64_t>(step, run_.config.run.steps);
+    const std::uint64_t steps_left = run_.config.run.steps - step;  // run() calls this only while steps are left
     // A wait for the disk says nothing about the learner's speed.
     fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait(), steps_left);
   }

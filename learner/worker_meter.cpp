@@ -21,7 +21,7 @@ WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, 
 
 // The progress without without_work_s.
 WorkerMeter::Progress WorkerMeter::measured_progress(const schema::Vitals& vitals, TimePoint now) {
-  constexpr Duration kReportDelayMax = std::chrono::seconds(10);  // of a heartbeat after accepted results
+  constexpr Duration kReportDelayMax = std::chrono::seconds(10);  // within which heartbeats report the time of results
   if (counted_since_ == kNever) counted_since_ = now;
   if (pending_.rollouts == 0)
     return {.rollouts = 0, .busy_s = 0, .turned_away = std::exchange(pending_.turned_away, false)};
@@ -33,7 +33,8 @@ WorkerMeter::Progress WorkerMeter::measured_progress(const schema::Vitals& vital
   if (reported_s == 0 && now - unreported_since_ < kReportDelayMax)
     return {};  // the first heartbeat after the results reports their time
   // After an absence, the reported time includes the absence, so the time with leases counts instead.
-  const double worked_s = std::exchange(has_returned_, false) || reported_s == 0 ? pending_.busy_s : reported_s;
+  const bool reports_absence = std::exchange(has_returned_, false);
+  const double worked_s = reports_absence || reported_s == 0 ? pending_.busy_s : reported_s;
   const Progress progress{.rollouts = pending_.rollouts,
                           .busy_s = replay_buffer::counted_work_seconds(std::min(worked_s, passed_s), pending_.busy_s),
                           .turned_away = false};

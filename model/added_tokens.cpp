@@ -11,7 +11,8 @@ namespace {
 // Index of the first byte of the last character of `text`, which must not be empty.
 std::size_t last_character_begin(std::string_view text) {
   std::size_t begin = text.size() - 1;
-  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;
+  const auto is_continuation = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };  // of UTF-8
+  while (begin > 0 && is_continuation(text[begin])) --begin;
   return begin;
 }
 
@@ -93,8 +94,8 @@ void AddedTokenFinder::find(std::string_view text, std::vector<Section>& section
       continue;
     }
     const AddedToken& token = tokens_[*match];
-    std::size_t begin = std::exchange(i, match_end), end = match_end;
-    // The search goes on after a match, even after one that is not a single word.
+    std::size_t begin = i, end = match_end;
+    i = match_end;  // the search goes on after a match, even after one that is not a single word
     if (token.is_single_word &&
         (ends_with_word_character(text.substr(0, begin)) || starts_with_word_character(text.substr(end))))
       continue;

@@ -23,7 +23,7 @@ inline void copy_as_bf16(const delta::TensorView& from, std::span<std::byte> to)
   }
   for (std::size_t byte = 0; byte < to.size(); byte += 2) {
     float value = 0;
-    std::memcpy(&value, from.bytes.data() + 2 * byte, sizeof value);
+    std::memcpy(&value, from.bytes.data() + 2 * byte, sizeof value);  // an fp32 value has twice the bytes
     const std::uint16_t rounded = to_bf16(value);
     std::memcpy(to.data() + byte, &rounded, sizeof rounded);
   }

@@ -139,6 +139,7 @@ Status BytePairs::append_unmerged_tokens(std::string_view piece, std::vector<Tok
     char32_t code = static_cast<unsigned char>(piece[i]);
     if (!is_byte_level_ && code >= 0x80) {
       const auto character = first_character(piece.substr(i));
+      // A byte that is not UTF-8 counts as a character of its own, which character_token() finds by the byte.
       code = character ? character->code : 0;
       bytes = character ? character->bytes : 1;
     } else {
@@ -181,6 +182,7 @@ Status BytePairs::encode(std::string_view piece, std::vector<Token>& out) const 
 
 // Merges the pair of lowest rank, leftmost first, until no pair can be merged.
 void BytePairs::merge_few(std::span<Token> tokens, std::vector<Token>& out) const {
+  // In a merge, `first` is the rank and `second` the merged token.
   constexpr PairTable::Value kNoMerge = {std::numeric_limits<std::uint32_t>::max(), 0};
   std::array<PairTable::Value, kFewTokensMax> merges;  // merges[i] is the merge of tokens[i] and tokens[i + 1]
   std::size_t size = tokens.size();

@@ -166,7 +166,7 @@ class Renderer {
   Status set_variable(const Statement& statement) {
     ECHO_ASSIGN(Value value, eval(*statement.expression));
     line_ = statement.line;
-    ECHO_TRY(check_nesting(value, /*depth=*/0, !statement.attribute.empty()));
+    ECHO_TRY(check_nesting(value, /*depth=*/0, /*inside_namespace=*/!statement.attribute.empty()));
     if (statement.attribute.empty()) {
       chat::set_entry(scopes_.back(), statement.targets.front(), std::move(value));
       return ok();
@@ -180,7 +180,8 @@ class Renderer {
     return ok();
   }
 
-  // Fails if a value is nested too deep, or is a namespace inside a namespace, which could contain itself.
+  // Fails if a value is nested too deep, or is a namespace inside a namespace, which could contain itself. Counts the
+  // memory of each value that it visits.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
     ECHO_TRY(charge_bytes(sizeof(Value)));
     if (depth > kNestingMax) return template_error("lists and mappings are nested more than {} deep", kNestingMax);
@@ -300,11 +301,11 @@ class Renderer {
         return value ? *value : Value{Undefined{e.name}};
       }
       case Kind::kList: {
-        ECHO_ASSIGN(Arguments items, evaluate_parts(e, 0));
+        ECHO_ASSIGN(Arguments items, evaluate_parts(e, /*first=*/0));
         return chat::make_list(std::move(items));
       }
       case Kind::kMapping: {
-        ECHO_ASSIGN(Arguments items, evaluate_parts(e, 0));
+        ECHO_ASSIGN(Arguments items, evaluate_parts(e, /*first=*/0));
         Dict dict;
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
           const auto* key = items[i].as<std::string>();
@@ -405,7 +406,6 @@ class Renderer {
     // Counts a negative bound from the end, and limits bounds to the list.
     const auto resolve = [&](std::optional<Integer> bound, Integer if_absent) {
       if (!bound) return if_absent;
-      if (*bound < -size) return lowest;
       return std::clamp(*bound < 0 ? *bound + size : *bound, lowest, highest);
     };
     const Integer begin = resolve(bounds[0], stride > 0 ? 0 : size - 1),
@@ -470,7 +470,7 @@ class Renderer {
     if (e.name == "+") overflow = __builtin_add_overflow(*a_integer, *b_integer, &result);
     if (e.name == "-") overflow = __builtin_sub_overflow(*a_integer, *b_integer, &result);
     if (e.name == "*") overflow = __builtin_mul_overflow(*a_integer, *b_integer, &result);
-    if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python
+    if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python; "/" only by 0 here
       if (*b_integer == 0) return template_error("division by zero");
       if (*a_integer == INT64_MIN && *b_integer == -1) return template_error("integer overflow in '{}'", e.name);
       const Integer remainder = *a_integer % *b_integer,
@@ -503,7 +503,7 @@ class Renderer {
 
   Result<Value> eval_test(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
-    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, /*first=*/1));
     line_ = e.line;
     if (!e.keywords.empty()) return template_error("the test 'is {}' with named arguments is not implemented", e.name);
     ECHO_ASSIGN(const bool holds, test_holds(value, e.name, arguments));
@@ -538,7 +538,7 @@ class Renderer {
 
   Result<Value> eval_filter(const Expression& e) {
     ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
-    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, /*first=*/1));
     line_ = e.line;
     const std::size_t count = arguments.size();
     if (e.keywords.empty()) {
@@ -648,7 +648,7 @@ class Renderer {
     const Expression& callee = *e.parts[0];
     if (callee.kind == Kind::kAttribute) {
       ECHO_ASSIGN(const Value object, eval(*callee.parts[0]));
-      ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
+      ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, /*first=*/1));
       line_ = e.line;
       if (!e.keywords.empty())
         return template_error("the method '{}' with named arguments is not implemented", callee.name);
@@ -657,7 +657,7 @@ class Renderer {
       return template_error("the method '{}' of {} is not implemented", callee.name.substr(0, kNameBytesShown),
                             chat::kind(object));
     }
-    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, /*first=*/1));
     line_ = e.line;
     const std::string name = callee.kind == Kind::kName ? callee.name : "";
     if (name == "namespace" && arguments.size() == e.keywords.size()) {
@@ -675,7 +675,8 @@ class Renderer {
     if (name == "strftime_now" && arguments.size() == 1) return formatted_date(arguments[0]);
     if (name == "raise_exception" && arguments.size() == 1) {
       ECHO_ASSIGN(const std::string message, text_of(arguments[0]));
-      return template_error("the template refuses these messages: {}", message.substr(0, 1000));
+      constexpr std::size_t kMessageBytesShown = 1000;
+      return template_error("the template refuses these messages: {}", message.substr(0, kMessageBytesShown));
     }
     return template_error(
         "the function '{}' is not implemented; known: namespace, raise_exception, range, strftime_now",
@@ -705,7 +706,7 @@ class Renderer {
   // variables. `keywords`: the names of the last arguments; those before them have none.
   Result<Value> call_macro(const Statement& macro, const Arguments& arguments,
                            const std::vector<std::string>& keywords) {
-    const std::string& name = macro.targets.front();
+    const std::string& name = macro.targets.front();  // the parameters follow it
     const std::size_t parameter_count = macro.targets.size() - 1, positional = arguments.size() - keywords.size();
     if (positional > parameter_count)
       return template_error("the macro '{}' has {} parameters, found {} arguments", name, parameter_count, positional);
@@ -749,10 +750,11 @@ class Renderer {
       return template_error(
           "the template asks for the present date, but a prompt must be the same everywhere and at any time: set "
           "task.chat_options: {{strftime_now: \"YYYY-MM-DD\"}}");
-    if (!format_text || format_text->size() > 100)
-      return template_error("expected a format of at most 100 bytes in strftime_now()");
+    constexpr std::size_t kFormatBytesMax = 100, kDateBytesMax = 1000;
+    if (!format_text || format_text->size() > kFormatBytesMax)
+      return template_error("expected a format of at most {} bytes in strftime_now()", kFormatBytesMax);
     if (format_text->empty()) return Value{std::string()};
-    std::string text(1000, '\0');
+    std::string text(kDateBytesMax, '\0');
     text.resize(std::strftime(text.data(), text.size(), format_text->c_str(), &time));
     return Value{std::move(text)};
   }

@@ -17,6 +17,8 @@ namespace {
 using nlohmann::json;
 constexpr std::string_view kErrorSource = "config.json";
 constexpr std::uint64_t kModelConfigBytesMax = 16 << 20;
+constexpr std::size_t kDenseLayersMax = 4096;                   // as many as a model has layers at most
+constexpr std::uint64_t kUnsignedMax = std::uint64_t{1} << 62;  // fits in a std::int64_t; far above every valid size
 
 template <class... Args>
 Error config_error(fmt::format_string<Args...> format, Args&&... args) {
@@ -37,8 +39,8 @@ class Fields {
     const json* value = get(name);
     if (!value) {
       if (required) record_error(config_error("'{}' is missing, expected an integer", name));
-    } else if (!value->is_number_integer() ||  // unsigned values up to the limit fit in std::int64_t
-               (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62)) {
+    } else if (!value->is_number_integer() ||
+               (value->is_number_unsigned() && value->get<std::uint64_t>() > kUnsignedMax)) {
       record_error(config_error("'{}' is {}, expected an integer", name, value->dump()));
     } else {
       out = value->get<std::int64_t>();
@@ -79,6 +81,7 @@ Result<Token> token_of(const char* name, const json& value) {
 
 // The implemented families, with the names of their classes in transformers, which config.json calls architectures.
 constexpr std::pair<Family, const char*> kFamilies[] = {{Family::kQwen3, "Qwen3ForCausalLM"},
+                                                        {Family::kQwen3Moe, "Qwen3MoeForCausalLM"},
                                                         {Family::kQwen2, "Qwen2ForCausalLM"},
                                                         {Family::kLlama, "LlamaForCausalLM"},
                                                         {Family::kMistral, "MistralForCausalLM"}};
@@ -91,16 +94,38 @@ constexpr std::pair<const char*, double> kNeutralFactors[] = {
 // Fields that are not implemented and change the arithmetic with any value.
 constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping",
                                          "query_pre_attn_scalar",   "clip_qkv",
-                                         "no_rope_layers",          "num_experts",
-                                         "num_local_experts",       "n_routed_experts"};
+                                         "no_rope_layers",          "n_routed_experts"};
+// Number of experts: the published name, and that of transformers 5. A dense family has neither field.
+constexpr const char* kExpertCountFields[] = {"num_experts", "num_local_experts"};
+// Fields of other mixtures that change the arithmetic with any value.
+constexpr const char* kAbsentMixtureFields[] = {"n_shared_experts",
+                                                "num_shared_experts",
+                                                "shared_expert_intermediate_size",
+                                                "n_group",
+                                                "topk_group",
+                                                "topk_method",
+                                                "scoring_func",
+                                                "scoring_function",
+                                                "routed_scaling_factor",
+                                                "moe_layer_freq",
+                                                "first_k_dense_replace",
+                                                "expert_layer_period"};
 
 // Fails if a field asks for arithmetic that is not implemented.
-Status check_arithmetic(const Fields& fields) {
+Status check_arithmetic(const Fields& fields, Family family) {
   for (const auto& [name, neutral] : kNeutralFactors)
     if (const json* value = fields.get(name); value && *value != neutral)
       return config_error("'{}' is {}, expected {}: such a factor is not implemented", name, value->dump(), neutral);
   for (const char* name : kAbsentFields)
     if (const json* value = fields.get(name))
+      return config_error("'{}' is {}, expected none: it is not implemented", name, value->dump());
+  const bool is_mixture = family == Family::kQwen3Moe;
+  for (const char* name : kExpertCountFields)
+    if (const json* value = fields.get(name); value && !is_mixture)
+      return config_error("'{}' is {}, expected none: of the mixtures of experts, only \"qwen3_moe\" is implemented",
+                          name, value->dump());
+  for (const char* name : kAbsentMixtureFields)
+    if (const json* value = fields.get(name); value && is_mixture)
       return config_error("'{}' is {}, expected none: it is not implemented", name, value->dump());
   if (const json* layers = fields.get("layer_types"); layers && layers->is_array())
     for (const json& layer : *layers)
@@ -121,7 +146,8 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
     }
   if (!is_known) {
     return config_error(
-        "'model_type' is {}, expected \"qwen3\", \"qwen2\", \"llama\" or \"mistral\", the families implemented",
+        "'model_type' is {}, expected \"qwen3\", \"qwen3_moe\", \"qwen2\", \"llama\" or \"mistral\", the families "
+        "implemented",
         type ? type->dump() : "missing");
   }
   if (const json* activation = fields.get("hidden_act"); activation && *activation != "silu") {
@@ -131,7 +157,7 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
     return config_error(
         "'quantization_config' is {}, expected none: quantised weights are not implemented",
         quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
-  ECHO_TRY(check_arithmetic(fields));
+  ECHO_TRY(check_arithmetic(fields, config.family));
   bool attention_bias = false, uses_sliding_window = false, mlp_bias = false;
   fields.read_boolean("mlp_bias", mlp_bias);
   if (config.family != Family::kQwen2) fields.read_boolean("attention_bias", attention_bias);
@@ -172,6 +198,34 @@ Result<std::optional<RopeScaling>> read_rope_scaling(const char* name, const jso
   return std::optional(scaling);
 }
 
+// Reads the fields of a mixture of experts.
+Result<ExpertsConfig> read_experts(const Fields& source) {
+  Fields fields = source;
+  ExpertsConfig experts;
+  const json *published = fields.get(kExpertCountFields[0]), *newer = fields.get(kExpertCountFields[1]);
+  if (published && newer && *published != *newer)
+    return config_error("'{}' is {} and '{}' is {}, expected the same number or one of them", kExpertCountFields[0],
+                        published->dump(), kExpertCountFields[1], newer->dump());
+  fields.read_integer(newer ? kExpertCountFields[1] : kExpertCountFields[0], experts.count);
+  fields.read_integer("num_experts_per_tok", experts.per_token);
+  fields.read_integer("moe_intermediate_size", experts.intermediate_size);
+  fields.read_boolean("norm_topk_prob", experts.weights_sum_to_1);
+  fields.read_integer("decoder_sparse_step", experts.layer_step, /*required=*/false);
+  ECHO_TRY(fields.status());
+  if (const json* layers = fields.get("mlp_only_layers")) {
+    if (!layers->is_array() || layers->size() > kDenseLayersMax)
+      return config_error("'mlp_only_layers' is {}, expected a list of at most {} layers", layers->type_name(),
+                          kDenseLayersMax);
+    for (const json& layer : *layers) {
+      if (!layer.is_number_integer() || layer < 0 || layer >= kDenseLayersMax)
+        return config_error("'mlp_only_layers' has {}, expected numbers of layers from 0", layer.dump());
+      experts.dense_layers.push_back(layer.get<std::int64_t>());
+    }
+    std::sort(experts.dense_layers.begin(), experts.dense_layers.end());
+  }
+  return experts;
+}
+
 // Reads the token ids of eos_token_id and bos_token_id.
 Status read_special_tokens(const Fields& fields, ModelConfig& config) {
   if (const json* eos = fields.get("eos_token_id")) {
@@ -198,7 +252,7 @@ Result<ModelConfig> read_computable(const json& root) {
   fields.read_integer("num_attention_heads", config.heads);
   // Hugging Face's defaults: Llama and Qwen2 derive kv_heads and head_dim. Qwen3 has a fixed head_dim (ModelConfig).
   config.kv_heads = config.heads;
-  fields.read_integer("num_key_value_heads", config.kv_heads, /*required=*/config.family == Family::kQwen3);
+  fields.read_integer("num_key_value_heads", config.kv_heads, /*required=*/config.qk_norm());
   if (config.family != Family::kQwen3 && config.heads > 0) config.head_dim = config.hidden_size / config.heads;
   fields.read_integer("head_dim", config.head_dim, /*required=*/false);
   fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
@@ -224,6 +278,9 @@ Result<ModelConfig> read_computable(const json& root) {
   }
   if (const json* scaling = fields.get("rope_scaling")) {
     ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_scaling", *scaling));
+  }
+  if (config.family == Family::kQwen3Moe) {
+    ECHO_ASSIGN(config.experts, read_experts(fields));
   }
   ECHO_TRY(fields.status());
   ECHO_TRY(read_special_tokens(fields, config));
@@ -269,6 +326,8 @@ Result<ModelConfig> read_carried(const json& root, std::string_view text, std::s
 
 const char* family_name(Family family) {
   switch (family) {
+    case Family::kQwen3Moe:
+      return "qwen3_moe";
     case Family::kQwen2:
       return "qwen2";
     case Family::kMistral:
@@ -313,7 +372,9 @@ Result<ModelConfig> ModelConfig::from_folder(const std::filesystem::path& folder
 }
 
 std::string ModelConfig::summary() const {
-  if (family != Family::kCarried) return fmt::format("{} of {} parameters", family_name(family), parameters());
+  if (family != Family::kCarried)
+    return fmt::format("{} of {} parameters{}", family_name(family), parameters(),
+                       experts ? fmt::format(", {} of them active", active_parameters()) : "");
   const json root = json::parse(source_json, nullptr, /*allow_exceptions=*/false);
   return fmt::format("{}, carried only{}",
                      root.is_object() ? root.value("model_type", json("unknown")).dump() : "unknown",
@@ -363,6 +424,14 @@ std::string ModelConfig::to_json() const {
                                       {"low_freq_factor", rope_scaling->low_freq_factor},
                                       {"high_freq_factor", rope_scaling->high_freq_factor},
                                       {"original_max_position_embeddings", rope_scaling->original_positions}};
+  if (experts) {
+    fields_of_file["num_experts"] = experts->count;
+    fields_of_file["num_experts_per_tok"] = experts->per_token;
+    fields_of_file["moe_intermediate_size"] = experts->intermediate_size;
+    fields_of_file["norm_topk_prob"] = experts->weights_sum_to_1;
+    fields_of_file["decoder_sparse_step"] = experts->layer_step;
+    fields_of_file["mlp_only_layers"] = experts->dense_layers;
+  }
   if (eos.size() == 1) fields_of_file["eos_token_id"] = eos.front();
   if (eos.size() > 1) fields_of_file["eos_token_id"] = eos;
   if (bos) fields_of_file["bos_token_id"] = *bos;
@@ -370,6 +439,7 @@ std::string ModelConfig::to_json() const {
 }
 
 Status ModelConfig::validate() const {
+  constexpr std::int64_t kExpertsMax = 4096, kExpertsPerTokenMax = 256;
   const struct {
     const char* name;
     std::int64_t value, maximum;
@@ -406,6 +476,23 @@ Status ModelConfig::validate() const {
           "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
           scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions);
   }
+  if (experts.has_value() != (family == Family::kQwen3Moe))
+    return config_error("a model of the family {} has {}experts", family_name(family), experts ? "" : "no ");
+  if (experts) {
+    if (experts->count < 1 || experts->count > kExpertsMax)
+      return config_error("'num_experts' is {}, expected 1 to {}", experts->count, kExpertsMax);
+    if (experts->per_token < 1 || experts->per_token > experts->count || experts->per_token > kExpertsPerTokenMax)
+      return config_error("'num_experts_per_tok' is {}, expected 1 to {}", experts->per_token,
+                          std::min(experts->count, kExpertsPerTokenMax));
+    if (experts->intermediate_size < 1 || experts->intermediate_size > 1 << 22)
+      return config_error("'moe_intermediate_size' is {}, expected 1 to {}", experts->intermediate_size, 1 << 22);
+    if (experts->layer_step < 1 || experts->layer_step > layers)
+      return config_error("'decoder_sparse_step' is {}, expected 1 to 'num_hidden_layers' {}", experts->layer_step,
+                          layers);
+    if (mixture_layers() == 0)
+      return config_error(
+          "'mlp_only_layers' lists every layer that could have experts, expected \"qwen3\" as model_type");
+  }
   if (!is_positive(initializer_range))
     return config_error("'initializer_range' is {}, expected a positive number", initializer_range);
   for (const Token token : eos) {
@@ -416,15 +503,46 @@ Status ModelConfig::validate() const {
   return ok();
 }
 
+bool ModelConfig::is_mixture(std::int64_t layer) const {
+  return experts && (layer + 1) % experts->layer_step == 0 &&
+         !std::binary_search(experts->dense_layers.begin(), experts->dense_layers.end(), layer);
+}
+
+std::int64_t ModelConfig::mixture_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) count += is_mixture(layer) ? 1 : 0;
+  return count;
+}
+
+std::int64_t ModelConfig::expert_choices() const { return experts ? mixture_layers() * experts->per_token : 0; }
+
+namespace {
+
+// The parameters of a computable model, of whose mixture layers `experts_per_layer` experts count.
+std::uint64_t count_parameters(const ModelConfig& c, std::int64_t experts_per_layer) {
+  // Attention: the four projections, the norms of heads, and biases. A layer adds two norms, and the MLP's three
+  // matrices or the router and the experts; the model adds the embeddings, the lm_head unless it is tied to them, and
+  // the last norm.
+  const std::int64_t attention = c.hidden_size * c.head_dim * 2 * (c.heads + c.kv_heads) +
+                                 (c.qk_norm() ? 2 * c.head_dim : 0) +
+                                 (c.qkv_bias() ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0);
+  const std::int64_t mixtures = c.mixture_layers();
+  const std::int64_t mixture = c.experts ? c.hidden_size * c.experts->count +
+                                               experts_per_layer * 3 * c.hidden_size * c.experts->intermediate_size
+                                         : 0;
+  const std::int64_t mlps = (c.layers - mixtures) * 3 * c.hidden_size * c.intermediate_size + mixtures * mixture;
+  const std::int64_t embeddings = c.vocab_size * c.hidden_size * (c.tie_embeddings ? 1 : 2);
+  return static_cast<std::uint64_t>(c.layers * (attention + 2 * c.hidden_size) + mlps + embeddings + c.hidden_size);
+}
+
+}  // namespace
+
 std::uint64_t ModelConfig::parameters() const {
-  if (family == Family::kCarried) return carried_elements;
-  // Attention: the four projections, the norms of heads, and biases. A layer adds the MLP's three matrices and two
-  // norms; the model adds the embeddings, the lm_head unless it is tied to them, and the last norm.
-  const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + (qk_norm() ? 2 * head_dim : 0) +
-                                 (qkv_bias() ? (heads + 2 * kv_heads) * head_dim : 0);
-  const std::int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
-  const std::int64_t embeddings = vocab_size * hidden_size * (tie_embeddings ? 1 : 2);
-  return static_cast<std::uint64_t>(layers * layer + embeddings + hidden_size);
+  return family == Family::kCarried ? carried_elements : count_parameters(*this, experts ? experts->count : 0);
+}
+
+std::uint64_t ModelConfig::active_parameters() const {
+  return family == Family::kCarried ? carried_elements : count_parameters(*this, experts ? experts->per_token : 0);
 }
 
 std::uint64_t ModelConfig::adapter_parameters() const {
@@ -439,16 +557,16 @@ std::uint64_t ModelConfig::adapter_parameters() const {
 MemoryEstimate memory_estimate(const ModelConfig& config) {
   // Bytes per parameter: the weight in bf16; for a trained one also its gradient in bf16, and the master and two
   // moments in fp32.
-  constexpr std::uint64_t kPolicyBytes = 2, kTrainedBytes = 2 + 4 + 8;
+  constexpr std::uint64_t kBf16Bytes = 2, kTrainedBytes = 2 + 4 + 8;
   const std::uint64_t parameters = config.parameters() + config.adapter_parameters();
   const std::uint64_t trained = config.adapter ? config.adapter_parameters() : parameters;
   const std::int64_t values_per_token = 2 * config.layers * config.kv_heads * config.head_dim;
-  return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kPolicyBytes * parameters},
-          .trained_bf16 = config.family != Family::kCarried        ? Bytes{kPolicyBytes * trained}
+  return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kBf16Bytes * parameters},
+          .trained_bf16 = config.family != Family::kCarried        ? Bytes{kBf16Bytes * trained}
                           : config.carried_adapter_bytes.count > 0 ? config.carried_adapter_bytes
                                                                    : config.carried_bytes,
-          .training = {kPolicyBytes * parameters + kTrainedBytes * trained},
-          .kv_cache_per_token = {kPolicyBytes * static_cast<std::uint64_t>(values_per_token)}};
+          .training = {kBf16Bytes * parameters + kTrainedBytes * trained},
+          .kv_cache_per_token = {kBf16Bytes * static_cast<std::uint64_t>(values_per_token)}};
 }
 
 namespace {
@@ -481,6 +599,20 @@ ModelConfig tiny_64() {
   ModelConfig config = with_characters(config_of_shape(64, 192, 3, 4, 2));
   config.head_dim = 16;
   config.initializer_range = 0.08;
+  return config;
+}
+
+// A mixture of experts of tiny_64(): each token uses a quarter of the experts, which together are as large as an MLP of
+// 192.
+ModelConfig tiny_moe() {
+  ModelConfig config = tiny_64();
+  config.family = Family::kQwen3Moe;
+  config.experts = ExpertsConfig{.count = 8,
+                                 .per_token = 2,
+                                 .intermediate_size = 96,
+                                 .weights_sum_to_1 = true,
+                                 .layer_step = 1,
+                                 .dense_layers = {}};
   return config;
 }
 
@@ -534,6 +666,7 @@ const std::vector<std::pair<std::string, ModelConfig>>& presets() {
       {"tiny-64", tiny_64()},
       {"tiny-128", with_characters(config_of_shape(128, 384, 2, 4, 2))},
       {"tiny-256", with_characters(config_of_shape(256, 768, 3, 8, 4))},
+      {"tiny-moe", tiny_moe()},
       {"bytes-64", with_bytes(tiny_64())},
       {"bytes-256", with_bytes(with_characters(config_of_shape(256, 768, 3, 8, 4)))},
       {"qwen3-0.6b", as_qwen3(config_of_shape(1024, 3072, 28, 16, 8), /*tied=*/true)},

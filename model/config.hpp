@@ -1,5 +1,5 @@
 // The shape and sizes of a decoder, with the names of Hugging Face's config.json. This program can compute the Qwen3,
-// Qwen2 (including 2.5), Llama (including 3) and Mistral families. It can carry the policies of all others.
+// Qwen3-MoE, Qwen2 (including 2.5), Llama (including 3) and Mistral families. It can carry the policies of all others.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,7 +20,7 @@ using Token = std::int32_t;
 // kCarried: another family, or a model of these families with a feature that is not implemented. This program only
 // transports the policies of such a model, which may have tensors of any names and types. An external trainer makes
 // them, and an inference server generates with them.
-enum class Family { kQwen3, kQwen2, kLlama, kMistral, kCarried };
+enum class Family { kQwen3, kQwen3Moe, kQwen2, kLlama, kMistral, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
 // The models that a caller accepts: kCompute only models that this program can compute, kCarry also Family::kCarried.
@@ -35,20 +35,34 @@ struct RopeScaling {
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };
 
+// The mixture of experts of a decoder. In a mixture layer, a router chooses a few experts for each token; each expert
+// is an MLP of its own. The defaults are Hugging Face's for fields missing in config.json.
+struct ExpertsConfig {
+  std::int64_t count = 128;              // num_experts, of each mixture layer
+  std::int64_t per_token = 8;            // num_experts_per_tok, at most `count`
+  std::int64_t intermediate_size = 768;  // moe_intermediate_size, of one expert
+  bool weights_sum_to_1 = false;         // norm_topk_prob: the weights of a token's experts are divided by their sum
+  std::int64_t layer_step = 1;           // decoder_sparse_step: layers `layer_step` - 1, 2 * `layer_step` - 1, ... are
+                                         // mixture layers
+  std::vector<std::int64_t> dense_layers = {};  // mlp_only_layers: these have an MLP all the same
+  friend bool operator==(const ExpertsConfig&, const ExpertsConfig&) = default;
+};
+
 // The shape of a decoder. The defaults are Hugging Face's for fields missing in config.json.
 struct ModelConfig {
   Family family = Family::kQwen3;
   std::int64_t vocab_size = 151936;
   std::int64_t hidden_size = 4096;
-  std::int64_t intermediate_size = 22016;
-  std::int64_t layers = 32;            // num_hidden_layers
-  std::int64_t heads = 32;             // num_attention_heads
-  std::int64_t kv_heads = 32;          // num_key_value_heads; divides heads
-  std::int64_t head_dim = 128;         // even
-  std::int64_t positions_max = 32768;  // max_position_embeddings, tokens
+  std::int64_t intermediate_size = 22016;  // of the MLP of layers that are no mixture
+  std::int64_t layers = 32;                // num_hidden_layers
+  std::int64_t heads = 32;                 // num_attention_heads
+  std::int64_t kv_heads = 32;              // num_key_value_heads; divides heads
+  std::int64_t head_dim = 128;             // even
+  std::int64_t positions_max = 32768;      // max_position_embeddings, tokens
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
+  std::optional<ExpertsConfig> experts;  // set for Family::kQwen3Moe only
   double initializer_range = 0.02;       // standard deviation of initial weights
   bool tie_embeddings = false;           // tie_word_embeddings: lm_head is embed_tokens
   std::vector<Token> eos;                // eos_token_id, one or several: tokens that end a text
@@ -80,9 +94,14 @@ struct ModelConfig {
   // kInvalid if no model can have this shape.
   Status validate() const;
 
-  std::uint64_t parameters() const;          // of the base; 0 if a carried model's weights were not read
-  std::uint64_t adapter_parameters() const;  // 0 for a carried model
-  bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
+  std::uint64_t parameters() const;           // of the base; 0 if a carried model's weights were not read
+  std::uint64_t active_parameters() const;    // those that compute one token: fewer than parameters() for a mixture
+  std::uint64_t adapter_parameters() const;   // 0 for a carried model
+  bool is_mixture(std::int64_t layer) const;  // whether this layer has experts instead of an MLP
+  std::int64_t mixture_layers() const;        // how many layers are
+  std::int64_t expert_choices() const;        // of one token: experts of all its mixture layers
+  // Whether each head of queries and keys is normalised.
+  bool qk_norm() const { return family == Family::kQwen3 || family == Family::kQwen3Moe; }
   bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };
 
@@ -97,8 +116,8 @@ MemoryEstimate memory_estimate(const ModelConfig& config);
 
 // The preset called `name`. tiny-64, tiny-128 and tiny-256 are for two CPU cores and have the vocabulary of
 // Tokenizer::characters(kCharacterAlphabet). bytes-64 and bytes-256 take any text of a few thousand bytes, with
-// Tokenizer::bytes(). Others: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen2.5-0.5b, llama-3.2-1b. kInvalid lists
-// the names.
+// Tokenizer::bytes(). tiny-moe is a mixture of experts with the vocabulary of tiny-64. Others: qwen3-0.6b, qwen3-1.7b,
+// qwen3-4b, qwen3-8b, qwen2.5-0.5b, llama-3.2-1b. kInvalid lists the names.
 Result<ModelConfig> preset(std::string_view name);
 std::vector<std::string> preset_names();
 

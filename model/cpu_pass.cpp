@@ -2,8 +2,11 @@
 #include "model/cpu_pass.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 
 #include "model/kernels.hpp"
+#include "model/mixture.hpp"
 #include "model/parallel.hpp"
 #include "model/training_ops.hpp"
 
@@ -101,7 +104,96 @@ void parallel_for_each_row(std::int64_t rows, std::int64_t row_work, const Work&
   });
 }
 
+// The experts of the tokens of a mixture layer, ordered by expert.
+struct ExpertRows {
+  std::vector<std::int64_t> first;  // [experts + 1]: index in `rows` of each expert's first row
+  std::vector<std::int64_t> rows;   // of x
+  std::vector<float> weights;       // of each entry of `rows`
+};
+
+// Computes the router's scores of each row, and the experts and weights that follow from them. `given` and `used` are
+// those of mix_experts().
+ExpertRows route(const ExpertsConfig& config, const Tensor& logits, const Tensor& given, Tensor& used) {
+  const std::int64_t rows = logits.size(0), count = config.count, per_token = config.per_token;
+  used = torch::empty({rows, per_token}, torch::kLong);
+  const Tensor given_on_cpu = given.defined() ? given.to(torch::kCPU).contiguous() : Tensor();
+  auto* const used_data = used.data_ptr<std::int64_t>();
+  std::vector<float> weights(static_cast<std::size_t>(rows * per_token));
+  ExpertRows by_expert;
+  by_expert.first.assign(static_cast<std::size_t>(count) + 1, 0);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    auto* const scores = logits.data_ptr<float>() + row * count;
+    const float highest = *std::max_element(scores, scores + count);
+    float sum = 0;
+    for (std::int64_t e = 0; e < count; ++e) sum += scores[e] = std::exp(scores[e] - highest);
+    const std::span chosen(used_data + row * per_token, static_cast<std::size_t>(per_token));
+    const auto* const given_row =
+        given_on_cpu.defined() ? given_on_cpu.data_ptr<std::int64_t>() + row * per_token : nullptr;
+    if (given_row != nullptr && given_row[0] >= 0)
+      std::copy(given_row, given_row + per_token, chosen.begin());
+    else
+      choose_experts({scores, static_cast<std::size_t>(count)}, chosen);
+    if (config.weights_sum_to_1) {
+      sum = 0;
+      for (const std::int64_t e : chosen) sum += scores[e];
+    }
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      weights[static_cast<std::size_t>(row * per_token) + i] = scores[chosen[i]] / sum;
+      ++by_expert.first[static_cast<std::size_t>(chosen[i]) + 1];
+    }
+  }
+  for (std::size_t e = 0; e < static_cast<std::size_t>(count); ++e) by_expert.first[e + 1] += by_expert.first[e];
+  by_expert.rows.resize(weights.size());
+  by_expert.weights.resize(weights.size());
+  std::vector<std::int64_t> next = by_expert.first;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const auto place = static_cast<std::size_t>(next[static_cast<std::size_t>(used_data[i])]++);
+    by_expert.rows[place] = static_cast<std::int64_t>(i) / per_token;
+    by_expert.weights[place] = weights[i];
+  }
+  return by_expert;
+}
+
+// Adds the output of a mixture layer for `normed` [rows, hidden] to x. As mix_experts(), without gradients.
+void add_mixture(const ExpertsConfig& config, const Transformer::Layer& layer, const Tensor& normed, const Tensor& x,
+                 const Tensor& given, Tensor& used, Tensor& buffer) {
+  const std::int64_t hidden = x.size(1), inner = config.intermediate_size;
+  const Tensor logits = torch::empty({x.size(0), config.count}, x.options());
+  multiply(normed, {{&layer.router, &logits}}, /*add=*/false, buffer);
+  const ExpertRows routed = route(config, logits, given, used);
+  float* const x_data = x.data_ptr<float>();
+  const float* const normed_data = normed.data_ptr<float>();
+  for (std::size_t e = 0; e < layer.experts.size(); ++e) {
+    const auto first = static_cast<std::size_t>(routed.first[e]);
+    const std::int64_t count = routed.first[e + 1] - routed.first[e];
+    if (count == 0) continue;
+    const Tensor input = torch::empty({count, hidden}, x.options()), output = torch::empty_like(input);
+    const Tensor gates = torch::empty({count, inner}, x.options()), ups = torch::empty_like(gates);
+    for (std::int64_t i = 0; i < count; ++i)
+      std::copy_n(normed_data + routed.rows[first + static_cast<std::size_t>(i)] * hidden, hidden,
+                  input.data_ptr<float>() + i * hidden);
+    const Transformer::Layer::Expert& expert = layer.experts[e];
+    multiply(input, {{&expert.gate, &gates}, {&expert.up, &ups}}, /*add=*/false, buffer);
+    parallel_for_each_row(count, inner, [&](std::int64_t row) {
+      kernels().gate(gates.data_ptr<float>() + row * inner, ups.data_ptr<float>() + row * inner, inner);
+    });
+    multiply(gates, {{&expert.down, &output}}, /*add=*/false, buffer);
+    // An expert has each row once, so that threads write to different rows of x.
+    parallel_for_each_row(count, hidden, [&](std::int64_t i) {
+      const auto place = first + static_cast<std::size_t>(i);
+      float* const sum = x_data + routed.rows[place] * hidden;
+      const float* const addend = output.data_ptr<float>() + i * hidden;
+      for (std::int64_t column = 0; column < hidden; ++column) sum[column] += routed.weights[place] * addend[column];
+    });
+  }
+}
+
 }  // namespace
+
+Tensor linear_product(const Tensor& x, const Tensor& weight) {
+  if (kernel_product_is_fastest(x, weight)) return cpu_product(x, weight);
+  return torch::linear(x, weight.to(x.scalar_type()));
+}
 
 bool kernel_product_is_fastest(const Tensor& x, const Tensor& weight) {
   return !torch::GradMode::is_enabled() && x.is_cpu() && x.scalar_type() == torch::kFloat && weight.is_contiguous() &&
@@ -117,7 +209,8 @@ Tensor cpu_product(const Tensor& x, const Tensor& weight) {
 }
 
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const Tensor& x,
-              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments) {
+              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments,
+              const Tensor& given_experts, std::vector<Tensor>& used_experts) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
   const std::int64_t positions = cos.numel() / dim;  // rows of cos: `rows`, or `tokens` if all sequences share them
@@ -161,9 +254,15 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
     multiply(attended, {{&layer.o, &x}}, /*add=*/true, packed_buffer);
     add_low_rank(attended, layer.o_low, x, packed_buffer);
     norm(layer.post_norm);
+    if (layer.router.defined()) {
+      const Tensor given = given_experts.defined() ? given_experts.select(1, std::ssize(used_experts)) : Tensor();
+      add_mixture(*config.experts, layer, normed, x, given, used_experts.emplace_back(), packed_buffer);
+      continue;
+    }
     multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, /*add=*/false, packed_buffer);
     add_low_rank(normed, layer.gate_low, gates, packed_buffer);
     add_low_rank(normed, layer.up_low, ups, packed_buffer);
+    // In place: afterwards, `gates` contains silu(gates) * ups.
     parallel_for_each_row(rows, inner, [&](std::int64_t row) {
       kernel.gate(gate_data + row * inner, ups.data_ptr<float>() + row * inner, inner);
     });

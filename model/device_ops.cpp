@@ -43,10 +43,10 @@ struct NormAndSum : torch::autograd::Function<NormAndSum> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor slope = gradients[0].defined() ? gradients[0] : torch::zeros_like(saved[0]);
-    const auto [x, weight] =
+    const auto [sum_slope, weight_slope] =
         training::norm_backward(saved[0], saved[1], slope, gradients[1], context->saved_data["eps"].toDouble());
-    // Both addends of the sum have the same gradient.
-    return {x, context->saved_data["adds"].toBool() ? x : Tensor(), weight, Tensor()};
+    // Both addends of the sum have its gradient.
+    return {sum_slope, context->saved_data["adds"].toBool() ? sum_slope : Tensor(), weight_slope, Tensor()};
   }
 };
 
@@ -141,14 +141,15 @@ struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
+    const Tensor &qkv = saved[0], &q_norm = saved[1], &k_norm = saved[2], &cos = saved[3], &sin = saved[4];
     const training::RotationParameters rotation_parameters =
-        saved_rotation_parameters(context, saved[3], saved[4], saved[1], saved[2]);
+        saved_rotation_parameters(context, cos, sin, q_norm, k_norm);
     const Tensor slope = gradients[0].contiguous();
     const auto slopes = training::rotate_backward(
-        saved[0], rotation_parameters, slope.narrow(1, 0, rotation_parameters.heads),
+        qkv, rotation_parameters, slope.narrow(1, 0, rotation_parameters.heads),
         slope.narrow(1, rotation_parameters.heads, rotation_parameters.kv_heads),
-        slope.narrow(1, rotation_parameters.heads + rotation_parameters.kv_heads, rotation_parameters.kv_heads), {},
-        {});
+        slope.narrow(1, rotation_parameters.heads + rotation_parameters.kv_heads, rotation_parameters.kv_heads),
+        /*copies_first=*/{}, /*copies=*/{});
     return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor()};
   }
 };
@@ -233,7 +234,7 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
 struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
   static std::int64_t rows_max(const Tensor& hidden, const Tensor& weight) {
     const std::int64_t rows = kLogitBytes / (weight.size(0) * static_cast<std::int64_t>(hidden.element_size()));
-    return std::max(kLogitRows, rows / kLogitRows * kLogitRows);
+    return std::max(kLogitRows, rows / kLogitRows * kLogitRows);  // rounded down to a multiple of kLogitRows
   }
   // Calls f(begin, count) for parts of the rows. They have equal sizes, except that the last may be smaller.
   template <class F>
@@ -303,8 +304,8 @@ std::pair<Tensor, Tensor> norm_and_sum(const Tensor& x, const Tensor& addend, co
   return {rms_norm(sum, weight, eps), sum};
 }
 
-// The rows of `joint_weight` must be a multiple of 16: the kernel reads each half of a product in packs of 16 bytes,
-// which are 8 bf16 values.
+// The number of rows of `joint_weight` must be a multiple of 16. Each half of a product, gate or up, is then a multiple
+// of 8 bf16 values, the 16 bytes that the kernel reads at once.
 bool supports_joint_gated(const Tensor& x, const Tensor& joint_weight) {
   return joint_weight.defined() && training::kernels_support(x) && joint_weight.scalar_type() == x.scalar_type() &&
          joint_weight.size(0) % 16 == 0;
@@ -329,51 +330,51 @@ Tensor select_rows(const Tensor& x, const Tensor& rows) {
 }
 
 AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
-  // The pointers first_query, first_key, row and first_copy go into the tensors queries_first, keys_first, rows and
-  // copies_first. A segment's `prefix` is the index of an earlier segment, or below 0.
+  // A segment's `prefix` is the index of an earlier segment, which has no prefix of its own (Segment), or below 0.
   const std::int64_t count = segments.size(0);
-  const auto* const segment = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
+  const auto* const all_segments = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
   const auto ints = [](std::int64_t count_of_ints) { return torch::empty({count_of_ints}, torch::kInt); };
   const Tensor queries_first = ints(count + 1), keys_first = ints(count + 1);
-  auto *first_query = queries_first.data_ptr<std::int32_t>(), *first_key = keys_first.data_ptr<std::int32_t>();
+  auto *queries_first_data = queries_first.data_ptr<std::int32_t>(),
+       *keys_first_data = keys_first.data_ptr<std::int32_t>();
   AttentionPlan plan;
-  first_query[0] = first_key[0] = 0;
+  queries_first_data[0] = keys_first_data[0] = 0;
   bool needs_rows = gathers;
-  for (std::int64_t segment_index = 0; segment_index < count; ++segment_index) {
-    TORCH_CHECK(segment[segment_index].begin == first_query[segment_index] && segment[segment_index].count > 0 &&
-                    segment[segment_index].prefix < segment_index,
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Segment& segment = all_segments[i];
+    TORCH_CHECK(segment.begin == queries_first_data[i] && segment.count > 0 && segment.prefix < i,
                 "segments are not consecutive");
-    const std::int64_t segment_keys =
-        segment[segment_index].count +
-        (segment[segment_index].prefix < 0 ? 0 : segment[segment[segment_index].prefix].count);
-    needs_rows |= segment[segment_index].prefix >= 0;
-    first_query[segment_index + 1] =
-        first_query[segment_index] + static_cast<std::int32_t>(segment[segment_index].count);
-    first_key[segment_index + 1] = first_key[segment_index] + static_cast<std::int32_t>(segment_keys);
-    plan.queries_max = std::max(plan.queries_max, segment[segment_index].count);
+    const bool has_prefix = segment.prefix >= 0;
+    const std::int64_t segment_keys = segment.count + (has_prefix ? all_segments[segment.prefix].count : 0);
+    needs_rows |= has_prefix;
+    queries_first_data[i + 1] = queries_first_data[i] + static_cast<std::int32_t>(segment.count);
+    keys_first_data[i + 1] = keys_first_data[i] + static_cast<std::int32_t>(segment_keys);
+    plan.queries_max = std::max(plan.queries_max, segment.count);
     plan.keys_max = std::max(plan.keys_max, segment_keys);
   }
   if (needs_rows) {
-    const std::int64_t tokens = first_query[count], keys = first_key[count];
+    const std::int64_t tokens = queries_first_data[count], keys = keys_first_data[count];
     const Tensor rows = ints(keys), copies_first = ints(tokens + 1), copies = ints(keys);
-    auto* const row = rows.data_ptr<std::int32_t>();
+    auto* const rows_data = rows.data_ptr<std::int32_t>();
     for (std::int64_t segment_index = 0, key = 0; segment_index < count; ++segment_index) {
-      const auto add = [&](const Segment& source) {
+      const Segment& segment = all_segments[segment_index];
+      const auto add_keys = [&](const Segment& source) {
         for (std::int64_t token = 0; token < source.count; ++token)
-          row[key++] = static_cast<std::int32_t>(source.begin + token);
+          rows_data[key++] = static_cast<std::int32_t>(source.begin + token);
       };
-      if (segment[segment_index].prefix >= 0) add(segment[segment[segment_index].prefix]);
-      add(segment[segment_index]);
+      if (segment.prefix >= 0) add_keys(all_segments[segment.prefix]);
+      add_keys(segment);
     }
-    // Lists the keys of each token by a counting sort: counts them, adds up the counts to each token's first place in
-    // `copies`, and fills the places.
-    auto* const first_copy = copies_first.data_ptr<std::int32_t>();
-    std::fill(first_copy, first_copy + tokens + 1, 0);
-    for (std::int64_t i = 0; i < keys; ++i) ++first_copy[row[i] + 1];
-    for (std::int64_t token = 0; token < tokens; ++token) first_copy[token + 1] += first_copy[token];
-    std::vector<std::int32_t> next_copy(first_copy, first_copy + tokens);
+    // Lists the keys of each token, its copies, by a counting sort: counts them, adds up the counts to each token's
+    // first place in `copies`, and fills the places.
+    auto* const copies_first_data = copies_first.data_ptr<std::int32_t>();
+    std::fill(copies_first_data, copies_first_data + tokens + 1, 0);
+    for (std::int64_t i = 0; i < keys; ++i) ++copies_first_data[rows_data[i] + 1];
+    for (std::int64_t token = 0; token < tokens; ++token) copies_first_data[token + 1] += copies_first_data[token];
+    std::vector<std::int32_t> next_copy(copies_first_data, copies_first_data + tokens);
     for (std::int64_t i = 0; i < keys; ++i)
-      copies.data_ptr<std::int32_t>()[next_copy[static_cast<std::size_t>(row[i])]++] = static_cast<std::int32_t>(i);
+      copies.data_ptr<std::int32_t>()[next_copy[static_cast<std::size_t>(rows_data[i])]++] =
+          static_cast<std::int32_t>(i);
     plan.rows = upload(rows, device);
     plan.copies_first = upload(copies_first, device);
     plan.copies = upload(copies, device);

@@ -37,6 +37,9 @@ struct Generation {
   // recompute.
   std::vector<float> logprobs;
   Finish finish = Finish::kLength;
+  // The experts of the prompt's tokens and of `tokens`, [tokens, ModelConfig::expert_choices()], those of a layer
+  // ascending; -1: not known, as for a last token, which was not an input of the model. Empty unless asked for.
+  std::vector<std::int16_t> experts = {};
 };
 
 // kInvalid: the prompt is empty or has an id outside the vocabulary, a sampling parameter is out of range, or prompt

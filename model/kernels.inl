@@ -44,7 +44,7 @@ inline void multiply_tile(const float* x, std::int64_t in, const Weight* w, cons
   std::int64_t k = 0;  // index of the input
   constexpr int kStep = sizeof(Weight) == 2 ? 2 * kLanes : kLanes;
   for (; k + kStep <= in; k += kStep) {
-    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead + a * in + k, 0, 2);
+    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead + a * in + k, /*for writing*/ 0, /*cache locality*/ 2);
     if constexpr (sizeof(Weight) == 2) {
       Floats even[C], odd[C];
       for (int column = 0; column < C; ++column) {

@@ -21,6 +21,7 @@ constexpr std::int64_t kTile = 16;                 // rows of a tile; also its c
 constexpr std::int64_t kStep = 2 * kTile;          // bf16 numbers in a row of a tile
 constexpr std::int64_t kTerms = 3;                 // bf16 numbers per activation
 constexpr std::int64_t kTileSize = kTile * kStep;  // bf16 numbers in a tile
+constexpr std::int64_t kRowBytes = 2 * kStep;      // bytes of a row of a tile
 constexpr std::int64_t kPanelBytesMax = std::int64_t{1} << 19;   // bytes of weights that fit in the second-level cache
 constexpr std::int64_t kPackedBytesMax = std::int64_t{1} << 20;  // bytes of packed activations that also fit there
 
@@ -166,14 +167,14 @@ struct Product {
         _tile_loadd(5, source.tile, source.stride);
       }
       for (int term = 0; term < kTerms; ++term, x += kTileSize) {
-        _tile_loadd(6, x, 64);
+        _tile_loadd(6, x, kRowBytes);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (M == 2) _tile_dpbf16ps(1, 5, 6);
       }
     }
     alignas(64) float sums[M][kTile * kTile];
-    _tile_stored(0, sums[0], 64);
-    if constexpr (M == 2) _tile_stored(1, sums[1], 64);
+    _tile_stored(0, sums[0], kRowBytes);
+    if constexpr (M == 2) _tile_stored(1, sums[1], kRowBytes);
     for (int m = 0; m < M; ++m) store_sums(sums[m], first, first_output + m * kTile);
   }
 
@@ -191,8 +192,8 @@ struct Product {
       _tile_loadd(4, source.tile, source.stride);
       _tile_loadd(5, next_source.tile, next_source.stride);
       for (int term = 0; term < kTerms; ++term, x += kTileSize, x_next += kTileSize) {
-        _tile_loadd(6, x, 64);
-        _tile_loadd(7, x_next, 64);
+        _tile_loadd(6, x, kRowBytes);
+        _tile_loadd(7, x_next, kRowBytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
@@ -200,10 +201,10 @@ struct Product {
       }
     }
     alignas(64) float sums[4][kTile * kTile];
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
+    _tile_stored(0, sums[0], kRowBytes);
+    _tile_stored(1, sums[1], kRowBytes);
+    _tile_stored(2, sums[2], kRowBytes);
+    _tile_stored(3, sums[3], kRowBytes);
     for (int i = 0; i < 4; ++i) store_sums(sums[i], first + i % 2 * kTile, first_output + i / 2 * kTile);
   }
 
@@ -226,10 +227,12 @@ void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, cons
                    std::int64_t end, float* y, std::int64_t y_stride, bool add) {
   if (rows <= kFewRows) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
   const Product part{packed, rows, in, w, end, y, y_stride, add};
-  // The rows of weights of a panel, and the rows of activations: as many as fit in the second-level cache.
-  const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelBytesMax / (2 * kTile * in), 1, 4) * kTile;
-  const std::int64_t rows_together =
-      std::max<std::int64_t>(1, kPackedBytesMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
+  // The rows of weights of a panel (at most four tiles), and the rows of activations: as many as fit in the
+  // second-level cache.
+  const std::int64_t weight_tile_bytes = 2 * kTile * in;                    // of 16 rows
+  const std::int64_t packed_pair_bytes = 4 * packed_floats(2 * kTile, in);  // of 32 rows
+  const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelBytesMax / weight_tile_bytes, 1, 4) * kTile;
+  const std::int64_t rows_together = std::max<std::int64_t>(1, kPackedBytesMax / packed_pair_bytes) * 2 * kTile;
   const TileConfig config;
   _tile_loadconfig(&config);
   for (std::int64_t first = 0; first < rows; first += rows_together)

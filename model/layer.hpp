@@ -21,7 +21,14 @@ struct Transformer::Layer {
   torch::Tensor q_norm, k_norm;         // [head_dim], or undefined
   torch::Tensor input_norm, post_norm;  // [hidden]
   torch::Tensor gate_up;                // [2 intermediate, hidden], gate and up are views of it; undefined on a CPU
-  torch::Tensor gate, up, down;         // [intermediate, hidden] twice, [hidden, intermediate]
+  // [intermediate, hidden] twice, [hidden, intermediate]; undefined in a mixture layer
+  torch::Tensor gate, up, down;
+  // Only in a mixture layer:
+  struct Expert {
+    torch::Tensor gate, up, down;  // as above, with the intermediate size of an expert
+  };
+  torch::Tensor router;  // [experts, hidden]
+  std::vector<Expert> experts;
   LowRank q_low, k_low, v_low, o_low, gate_low, up_low, down_low;  // adapters of the weights of these names
 };
 

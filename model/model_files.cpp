@@ -200,7 +200,7 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
     const fs::path file = temporary / it->path().filename();
     if (link) {
       fs::create_hard_link(it->path(), file, error);
-      if (!error) continue;
+      if (!error) continue;  // otherwise a copy, for example if the folders are on two file systems
     }
     if (!fs::copy_file(it->path(), file, error)) break;
     ECHO_TRY(sync_to_disk(file));
@@ -213,8 +213,8 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
   }
   ECHO_TRY(sync_to_disk(temporary));
   const bool is_exchanged = ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
-  if (!is_exchanged) {  // `to` does not exist, or the file system cannot exchange directories
-    if (link) fs::remove_all(to, error);
+  if (!is_exchanged) {                    // `to` does not exist, or the file system cannot exchange directories
+    if (link) fs::remove_all(to, error);  // without `link`, it does not exist
     fs::rename(temporary, to, error);
     if (error) return fail(Code::kIo, kOperation, "{}: {}", to.string(), error.message());
   }

@@ -35,8 +35,12 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
 // The last token of a shared prompt is not in the prefix segment. It begins every response's segment instead, because
 // its output scores the first token of that response. So every score has a token of its own, and gradients are summed
 // in the same order on every device.
-PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
-  std::vector<std::int64_t> ids, positions, segments, scored, targets;
+PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device,
+                  std::int64_t expert_choices) {
+  std::vector<std::int64_t> ids, positions, segments, scored, targets, experts;
+  const auto choices = static_cast<std::size_t>(expert_choices);
+  const bool have_experts = choices > 0 && std::any_of(sequences.begin(), sequences.end(),
+                                                       [](const auto& sequence) { return !sequence.experts.empty(); });
   std::int64_t segment_count = 0;
   // Adds tokens [begin, end) of the sequence as a segment, and their scores. Returns the segment's index.
   const auto add_segment = [&](const ScoredSequence& sequence, std::size_t begin, std::size_t end,
@@ -45,6 +49,11 @@ PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Dev
     ids.insert(ids.end(), sequence.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
                sequence.tokens.begin() + static_cast<std::ptrdiff_t>(end));
     for (std::size_t token = begin; token < end; ++token) positions.push_back(static_cast<std::int64_t>(token));
+    if (have_experts) {
+      const std::size_t end_with_experts = std::clamp(sequence.experts.size() / choices, begin, end);
+      for (std::size_t i = begin * choices; i < end_with_experts * choices; ++i) experts.push_back(sequence.experts[i]);
+      experts.insert(experts.end(), (end - end_with_experts) * choices, -1);
+    }
     segments.insert(segments.end(), {first_token, static_cast<std::int64_t>(end - begin), prefix});
     for (std::size_t token = std::max(begin + 1, sequence.prompt); token <= end && token < sequence.tokens.size();
          ++token) {
@@ -62,8 +71,9 @@ PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Dev
     const bool shares_prefix = group_end > i + 1 && prompt > 1;
     std::int64_t prefix = -1;
     if (shares_prefix)
-      prefix =
-          add_segment({.tokens = sequences[i].tokens.first(prompt), .prompt = prompt, .mask = {}}, 0, prompt - 1, -1);
+      prefix = add_segment(
+          {.tokens = sequences[i].tokens.first(prompt), .prompt = prompt, .mask = {}, .experts = sequences[i].experts},
+          /*begin=*/0, /*end=*/prompt - 1, /*prefix=*/-1);
     for (; i < group_end; ++i) {
       const std::size_t used = tokens_used(sequences[i]);
       if (used > prompt) add_segment(sequences[i], shares_prefix ? prompt - 1 : 0, used - 1, prefix);
@@ -75,7 +85,8 @@ PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Dev
           .positions = tensor(positions),
           .segments = tensor(segments).view({-1, 3}),
           .scored = on_device(scored),
-          .targets = on_device(targets)};
+          .targets = on_device(targets),
+          .experts = have_experts ? on_device(experts).view({-1, expert_choices}) : torch::Tensor()};
 }
 
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens) {

@@ -15,6 +15,8 @@ struct ScoredSequence {
   std::span<const std::int64_t> tokens;  // prompt and response
   std::size_t prompt = 0;                // number of tokens of the prompt, at least 1
   std::span<const float> mask;           // per response token: scored if above 0; empty: all tokens are scored
+  // The experts of the first tokens, or of all, [tokens, `expert_choices` of pack()]; -1: the router chooses.
+  std::span<const std::int16_t> experts = {};
 };
 
 struct PackedTokens {
@@ -23,11 +25,16 @@ struct PackedTokens {
   torch::Tensor segments;   // int64 [segments, 3], on the CPU: fields of Segment
   torch::Tensor scored;     // int64 [scores], on the model's device: tokens whose successor is scored, each once
   torch::Tensor targets;    // int64 [scores], on the model's device: ids of the successors
+  // int64 [tokens, expert choices of a token], on the model's device: see Routing::given; undefined: no sequence has
+  // any
+  torch::Tensor experts;
 };
 
 // Packs `sequences` in order. The scores are ordered by sequence, then by token. Adjacent sequences with equal prompts
-// share the prompt's tokens. Tokens after the last scored token of a sequence are left out.
-PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device);
+// share the prompt's tokens, and the experts that the first of them names for these. Tokens after the last scored token
+// of a sequence are left out. `expert_choices` is ModelConfig::expert_choices().
+PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device,
+                  std::int64_t expert_choices = 0);
 
 // The number of tokens that pack() uses for a sequence.
 struct PackedSize {

@@ -26,6 +26,7 @@ PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, t
       by_token_(by_token || !device.is_cpu()) {
   const std::int64_t page_values = config.layers * 2 * config.kv_heads * kPageTokens * config.head_dim;
   page_bytes_ = {static_cast<std::uint64_t>(page_values) * torch::elementSize(dtype)};
+  // The kernels read page numbers of 32 bits.
   pages_limit_ = pages_max_ = static_cast<std::int64_t>(
       std::min<std::uint64_t>(bytes_max.count / page_bytes_.count, std::numeric_limits<std::int32_t>::max()));
   keys_.resize(static_cast<std::size_t>(config.layers));
@@ -55,6 +56,7 @@ bool PagedCache::reserve(std::int64_t pages) {
     return false;
   }
   owner_counts_.resize(static_cast<std::size_t>(new_capacity), 0);
+  // In descending order, so that the pages with the lowest numbers are taken first, from the end.
   for (Page page = new_capacity; page-- > allocated_pages_;) reserved_pages_.push_back(page);
   allocated_pages_ = new_capacity;
   return true;
@@ -118,7 +120,9 @@ struct PagedCache::PrefillAttention : Attention {
     const auto to_device = [&](const std::vector<std::int64_t>& numbers) {
       return torch::tensor(numbers, torch::kLong).to(cache.options_.device());
     };
-    token_index = to_device(token_indices), page = to_device(page_numbers), slot = to_device(slot_numbers);
+    token_index = to_device(token_indices);
+    page = to_device(page_numbers);
+    slot = to_device(slot_numbers);
   }
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
     using torch::indexing::Slice;
@@ -151,12 +155,13 @@ struct PagedCache::DecodeAttention : Attention {
     const Tensor pages = torch::zeros({rows, longest}, torch::kLong);
     const Tensor tokens = torch::zeros({rows, 1}, torch::kLong);
     for (std::int64_t row = 0; row < rows; ++row) {
-      const Pages& text = *texts[static_cast<std::size_t>(row)];  // + 1: the new token
-      std::copy_n(text.list.begin(), pages_for(text.tokens + 1), pages.data_ptr<std::int64_t>() + row * longest);
+      const Pages& text = *texts[static_cast<std::size_t>(row)];
+      const std::int64_t page_count = pages_for(text.tokens + 1);  // + 1: the new token
+      std::copy_n(text.list.begin(), page_count, pages.data_ptr<std::int64_t>() + row * longest);
       tokens.data_ptr<std::int64_t>()[row] = text.tokens;
     }
     const torch::Device device = cache.options_.device();
-    page = torch::tensor(page_numbers, torch::kLong).to(device),
+    page = torch::tensor(page_numbers, torch::kLong).to(device);
     slot = torch::tensor(slot_numbers, torch::kLong).to(device);
     page_table = pages.flatten().to(device);
     is_used = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);

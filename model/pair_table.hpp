@@ -40,7 +40,8 @@ class PairTable {
   // Index of the slot of `key`, or of the empty slot in which it would be stored.
   std::size_t index(std::uint64_t key) const {
     const std::size_t mask = slots_.size() - 1;
-    // Fibonacci hashing: the high bits of the product depend on all bits of the key.
+    // Fibonacci hashing: a bit of the product depends on all lower bits of the key. From 8192 slots on, as with real
+    // vocabularies, the bits from 20 on also depend on the first number of the pair, which is the key's upper half.
     std::size_t i = static_cast<std::size_t>(key * 0x9e3779b97f4a7c15u >> 20) & mask;
     while (slots_[i].key != key && slots_[i].key != kEmpty) i = (i + 1) & mask;
     return i;

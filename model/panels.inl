@@ -76,7 +76,8 @@ inline void panel_tile(const float* x, const float* panel, std::int64_t depth, N
                        std::int64_t y_stride, std::int64_t count, bool add) {
   Floats sums[M][V] = {};
   for (std::int64_t k = 0; k < depth;) {
-    for (std::int64_t a = 0; a < next_block.rows; ++a) __builtin_prefetch(next_block.w + a * next_block.in + k, 0, 2);
+    for (std::int64_t a = 0; a < next_block.rows; ++a)
+      __builtin_prefetch(next_block.w + a * next_block.in + k, /*for writing*/ 0, /*cache locality*/ 2);
     for (const std::int64_t line_end = std::min(depth, k + kCacheLine); k < line_end;
          ++k, x += M, panel += V * kLanes) {
       Floats line[V];

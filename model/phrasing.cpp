@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "model/response_end.hpp"
+
 namespace echoline::model {
 namespace {
 
@@ -155,20 +157,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
 }
 
 std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t tokens_checked) const {
-  std::size_t longest_stop_bytes = 0;
-  for (const std::string& stop : stop_) longest_stop_bytes = std::max(longest_stop_bytes, stop.size());
-  std::string text;  // end of the response so far, long enough to hold all but the last byte of a stop string
-  for (std::size_t i = std::min(tokens_checked, response.size()); i > 0 && text.size() + 1 < longest_stop_bytes; --i)
-    text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
-  for (std::size_t i = tokens_checked; i < response.size(); ++i) {
-    if (std::find(eos_.begin(), eos_.end(), response[i]) != eos_.end()) return i + 1;
-    if (longest_stop_bytes == 0) continue;
-    if (text.size() >= longest_stop_bytes) text.erase(0, text.size() - (longest_stop_bytes - 1));
-    text += tokenizer_.decode(response.subspan(i, 1));
-    for (const std::string& stop : stop_)
-      if (text.find(stop) != std::string::npos) return i + 1;
-  }
-  return std::nullopt;
+  return model::response_end(tokenizer_, response, eos_, stop_, tokens_checked);
 }
 
 std::string Phrasing::answer(std::span<const Token> response) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "base/files.hpp"
 #include "base/random.hpp"
@@ -37,9 +38,18 @@ Result<delta::StateView> tensors_of(const ModelConfig& config) {
       add(prefix + "self_attn.q_norm.weight", {config.head_dim});
       add(prefix + "self_attn.k_norm.weight", {config.head_dim});
     }
-    add(prefix + "mlp.gate_proj.weight", {config.intermediate_size, config.hidden_size});
-    add(prefix + "mlp.up_proj.weight", {config.intermediate_size, config.hidden_size});
-    add(prefix + "mlp.down_proj.weight", {config.hidden_size, config.intermediate_size});
+    const auto add_mlp = [&](const std::string& mlp_prefix, std::int64_t inner) {
+      add(mlp_prefix + "gate_proj.weight", {inner, config.hidden_size});
+      add(mlp_prefix + "up_proj.weight", {inner, config.hidden_size});
+      add(mlp_prefix + "down_proj.weight", {config.hidden_size, inner});
+    };
+    if (config.is_mixture(i)) {
+      add(prefix + "mlp.gate.weight", {config.experts->count, config.hidden_size});  // the router
+      for (std::int64_t expert = 0; expert < config.experts->count; ++expert)
+        add_mlp(fmt::format("{}mlp.experts.{}.", prefix, expert), config.experts->intermediate_size);
+    } else {
+      add_mlp(prefix + "mlp.", config.intermediate_size);
+    }
     add(prefix + "input_layernorm.weight", {config.hidden_size});
     add(prefix + "post_attention_layernorm.weight", {config.hidden_size});
   }
@@ -65,6 +75,22 @@ Result<delta::StateView> policy_layout(const ModelConfig& config) {
   return state;
 }
 
+Status check_adapter_computable(const ModelConfig& config) {
+  if (!config.adapter || !config.experts) return ok();
+  ModelConfig base = config;
+  base.adapter.reset();
+  ECHO_ASSIGN(const delta::StateView tensors, tensors_of(base));
+  ECHO_ASSIGN(const delta::StateView adapter, adapter_layout(tensors, *config.adapter));
+  for (const delta::TensorView& tensor : adapter)
+    for (const std::string_view part : {".mlp.experts.", ".mlp.gate."})
+      if (tensor.name.find(part) != std::string::npos)
+        return fail(Code::kInvalid, "adapter",
+                    "'{}' is an adapter of {}, which is not implemented: set learner.adapter.targets to matrices of "
+                    "attention, such as [q_proj, k_proj, v_proj, o_proj]",
+                    tensor.name, part == ".mlp.gate." ? "a router" : "an expert");
+  return ok();
+}
+
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed) try {
   ECHO_ASSIGN(const delta::StateView drawing_order, tensors_of(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
@@ -72,6 +98,7 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   // A value is the sum of four uniform numbers of 16 bits, centred and scaled to the standard deviation. It is nearly
   // normal and, unlike a normal distribution by a mathematics library, has the same bits on every machine.
   // The root below is the standard deviation of that sum: a uniform number of n values has the variance (n² - 1) / 12.
+  // 2 * 65535 below is the mean of the sum.
   const double scale = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
   std::uint64_t stream = 0;
   for (const delta::TensorView& tensor : drawing_order) {
@@ -105,9 +132,18 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
 
 namespace {
 
-const delta::TensorView* find_tensor(const delta::StateView& state, std::string_view name) {
-  const auto it = std::find_if(state.begin(), state.end(), [&](const auto& tensor) { return tensor.name == name; });
-  return it == state.end() ? nullptr : &*it;
+// The tensors of a state by name. A mixture of experts has tens of thousands.
+using TensorsByName = std::map<std::string_view, const delta::TensorView*>;
+
+TensorsByName by_name(const delta::StateView& state) {
+  TensorsByName tensors;
+  for (const delta::TensorView& tensor : state) tensors.emplace(tensor.name, &tensor);
+  return tensors;
+}
+
+const delta::TensorView* find_tensor(const TensorsByName& tensors, std::string_view name) {
+  const auto it = tensors.find(name);
+  return it == tensors.end() ? nullptr : it->second;
 }
 
 // Advice for a message if the state has the missing tensor under a longer name; otherwise empty.
@@ -124,8 +160,9 @@ std::string rename_hint(const delta::StateView& stored, const std::string& wante
 // Checks that `stored` has the tensors of `layout` and no others. `where` names the state in messages.
 Status check_state(const delta::StateView& stored, const delta::StateView& layout, const ModelConfig& config,
                    const std::string& where) {
+  const TensorsByName stored_by_name = by_name(stored), layout_by_name = by_name(layout);
   for (const delta::TensorView& expected : layout) {
-    const delta::TensorView* tensor = find_tensor(stored, expected.name);
+    const delta::TensorView* tensor = find_tensor(stored_by_name, expected.name);
     if (!tensor)
       return fail(Code::kInvalid, where, "tensor '{}' is missing{}", expected.name, rename_hint(stored, expected.name));
     if (tensor->shape != expected.shape)
@@ -136,7 +173,8 @@ Status check_state(const delta::StateView& stored, const delta::StateView& layou
                   delta::dtype_name(tensor->dtype));
   }
   for (const delta::TensorView& tensor : stored) {
-    if (!find_tensor(layout, tensor.name) && !(config.tie_embeddings && tensor.name == "lm_head.weight"))
+    const bool repeats_embedding = config.tie_embeddings && tensor.name == "lm_head.weight";
+    if (!find_tensor(layout_by_name, tensor.name) && !repeats_embedding)
       return fail(Code::kInvalid, where, "tensor '{}' is unknown to a {} model of {} layers", tensor.name,
                   family_name(config.family), config.layers);
   }
@@ -162,8 +200,9 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
   ECHO_TRY(check_state(state, layout, config, "read policy"));
   ECHO_TRY(check_finite(state));
   ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
+  const TensorsByName tensors = by_name(state);
   for (std::size_t i = 0; i < layout.size(); ++i) {
-    const delta::TensorView& source = *find_tensor(state, layout[i].name);
+    const delta::TensorView& source = *find_tensor(tensors, layout[i].name);
     copy_as_bf16(source, policy.mutable_bytes(i));
   }
   policy.seal();

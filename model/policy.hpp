@@ -14,6 +14,10 @@ namespace echoline::model {
 // for an adapter with a target outside of the decoder's layers.
 Result<delta::StateView> policy_layout(const ModelConfig& config);
 
+// kInvalid, with the target and the remedy, for an adapter on a router or an expert. This program does not compute such
+// an adapter, but can carry it.
+Status check_adapter_computable(const ModelConfig& config);
+
 // An initial policy in bf16: every matrix is drawn from normal(0, initializer_range), every norm is 1 and every bias 0;
 // the adapter is that of init_adapter(). Equal seeds give equal numbers on every machine. kInvalid for an impossible
 // shape.

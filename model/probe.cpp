@@ -47,6 +47,7 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
                   "its log-probabilities are not finite: after {} tokens of a probe the likeliest next token has {}. "
                   "Nothing can be generated with it; has training diverged?",
                   i + 1, likeliest_logprob);
+    // At temperature 1, like the log-probabilities of an engine with which these are compared.
     if (i + 1 < count) logprobs.push_back(logits.log_softmax(-1)[text[static_cast<std::size_t>(i) + 1]].item<double>());
   }
   return logprobs;

@@ -29,9 +29,10 @@ constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // logits in memory 
 struct Prompt {
   std::int64_t members = 0;           // sequences of the batch with this prompt, waiting ones included
   std::int64_t users = 0;             // running rows that were given `pages`
-  std::uint64_t weights_version = 0;  // State::weights_version when `pages` were filled
+  std::uint64_t weights_changes = 0;  // State::weights_changes when `pages` were filled
   Pages pages;                        // the prompt's keys and values; released with the last user; empty: none
   Tensor hidden;                      // [hidden], hidden state of the prompt's last token; set while there are pages
+  std::vector<std::int16_t> experts;  // of the prompt's tokens, if they are recorded; set while there are pages
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
@@ -50,9 +51,10 @@ struct Row {
 
 // A text (a prompt and the tokens sampled so far) that waiting rows need in the cache.
 struct PrefillText {
-  std::vector<Row*> rows;  // several only if the text is their common prompt
-  bool is_cached = false;  // the prompt's pages exist, so nothing is prefilled
-  Pages pages = {};        // receives the text's keys and values; empty if cached
+  std::vector<Row*> rows;                  // several only if the text is their common prompt
+  bool is_cached = false;                  // the prompt's pages exist, so nothing is prefilled
+  Pages pages = {};                        // receives the text's keys and values; empty if cached
+  std::vector<std::int16_t> experts = {};  // of the text's tokens, if they are recorded; empty if cached
 };
 
 // The waiting rows that run next: the first `rows` of them, and what they need.
@@ -97,19 +99,22 @@ struct RunningBatch::State {
   std::vector<std::unique_ptr<Row>> running;  // oldest first
   std::vector<Ended> ended;                   // not yet returned by step() or interrupt()
   std::uint64_t version = 0;                  // of the policy, recorded in spans
-  std::uint64_t weights_version = 0;          // counts changes of the weights; prompt pages of older ones are stale
+  std::uint64_t weights_changes = 0;          // number of changes of the weights; prompt pages from before are stale
   std::int64_t rows_max, prefill_tokens_max;  // the limits of `limits`, lowered while memory is short
   std::int64_t passes = 0;                    // since the last shortage of memory
   bool admit_only_when_empty = false;         // after memory was too short to prefill a single text
+  std::size_t recorded_choices;               // experts recorded for each token; 0: none
 
   State(std::shared_ptr<Transformer> shared_model, BatchLimits batch_limits)
       : model(std::move(shared_model)),
         limits(batch_limits),
+        // On a CPU, the kernels read keys and values in fp32, whatever the weights' type.
         cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(),
               limits.cache_max),
         decoder(limits.use_cuda_decoder ? cuda::Decoder::open_if_supported(*model, cache) : nullptr),
         rows_max(std::max<std::int64_t>(1, limits.rows_max)),
-        prefill_tokens_max(limits.prefill_tokens_max) {}
+        prefill_tokens_max(limits.prefill_tokens_max),
+        recorded_choices(limits.records_experts ? static_cast<std::size_t>(model->config().expert_choices()) : 0) {}
 
   void release_pages(Row& row) {
     cache.release(row.pages);
@@ -119,6 +124,7 @@ struct RunningBatch::State {
   void release_prompt(Prompt& prompt) {
     cache.release(prompt.pages);
     prompt.hidden = Tensor();
+    prompt.experts.clear();
   }
   // Removes the row from all members but `waiting` and `running`; the caller erases it there.
   void unregister_row(Row& row) {
@@ -129,6 +135,8 @@ struct RunningBatch::State {
   // Unregisters the row and appends its generation, or `error`, to `ended`.
   void end(Row& row, std::optional<Error> error = {}) {
     unregister_row(row);
+    // The last token has no experts, nor has any token of a row that was never prefilled.
+    row.generation.experts.resize(static_cast<std::size_t>(row.text_tokens()) * recorded_choices, -1);
     if (error) {
       ended.push_back({.id = row.sequence.id, .generation = *std::move(error), .spans = std::move(row.spans)});
     } else {
@@ -140,6 +148,13 @@ struct RunningBatch::State {
     release_pages(*running.back());
     waiting.push_front(std::move(running.back()));
     running.pop_back();
+  }
+
+  // Appends the experts of the text's tokens that the row has no experts of yet.
+  void append_experts(Row& row, std::span<const std::int16_t> text_experts) const {
+    std::vector<std::int16_t>& experts = row.generation.experts;
+    if (text_experts.size() > experts.size())
+      experts.insert(experts.end(), text_experts.begin() + std::ssize(experts), text_experts.end());
   }
 
   SampledTokens sample_next(const std::vector<Row*>& rows, const Tensor& hidden);
@@ -272,6 +287,8 @@ void RunningBatch::State::run_decode_pass() {
     bool has_room = true;
     std::vector<Row*> rows;
     SampledTokens sampled;
+    Routing routing;
+    routing.records = recorded_choices > 0;
     const Status passed = run_catching_errors(running.size(), [&] {
       has_room = make_room();
       if (!has_room) return;
@@ -288,11 +305,18 @@ void RunningBatch::State::run_decode_pass() {
         positions.data_ptr<std::int64_t>()[i] = running[i]->pages.tokens;
       }
       const auto attention = cache.decode_attention(std::move(texts));
-      sampled =
-          sample_next(rows, model->hidden_states(ids.to(model->device()), positions, attention.get()).select(1, 0));
+      const Tensor hidden = model->hidden_states(ids.to(model->device()), positions, attention.get(), &routing);
+      sampled = sample_next(rows, hidden.select(1, 0));
     });
     if (passed && has_room) {
       for (Row* row : rows) ++row->pages.tokens;  // the pass has stored each last token's keys and values
+      if (recorded_choices > 0) {
+        const auto* next = routing.used.data_ptr<std::int16_t>();
+        for (Row* row : rows) {
+          row->generation.experts.insert(row->generation.experts.end(), next, next + recorded_choices);
+          next += recorded_choices;
+        }
+      }
       append_tokens(rows, sampled);
       return raise_limits_if_due();
     }
@@ -336,7 +360,7 @@ Admission RunningBatch::State::admissible() {
       return is_new && text.rows[0]->prompt == row.prompt && text.rows[0]->generation.tokens.empty();
     });
     const bool shares_text = shared_text != admission.texts.end();
-    const bool is_cached = is_new && !prompt.pages.list.empty() && prompt.weights_version == weights_version;
+    const bool is_cached = is_new && !prompt.pages.list.empty() && prompt.weights_changes == weights_changes;
     const std::int64_t tokens = row.text_tokens(), longest = std::max(admission.longest_text_tokens, tokens);
     // The first text may be longer than prefill_tokens_max, because it would never run otherwise.
     if (!shares_text && !is_cached && admission.texts_to_prefill > 0 &&
@@ -389,9 +413,18 @@ Status RunningBatch::State::prefill(Admission& admission) {
       }
       if (!hidden.defined()) {
         const auto attention = cache.prefill_attention(std::move(pages), lengths);
-        hidden = model->hidden_states(ids.to(model->device()), {}, attention.get())
+        Routing routing;
+        routing.records = recorded_choices > 0;
+        hidden = model->hidden_states(ids.to(model->device()), /*positions=*/{}, attention.get(), &routing)
                      .flatten(0, 1)
                      .index_select(0, torch::tensor(last_tokens, torch::kLong).to(model->device()));
+        const auto row_choices = static_cast<std::size_t>(admission.longest_text_tokens) * recorded_choices;
+        const auto* next = recorded_choices > 0 ? routing.used.data_ptr<std::int16_t>() : nullptr;
+        for (PrefillText& text : admission.texts) {
+          if (text.is_cached || next == nullptr) continue;
+          text.experts.assign(next, next + static_cast<std::size_t>(text.pages.tokens) * recorded_choices);
+          next += row_choices;
+        }
       }
     }
     std::map<const Row*, Tensor> hidden_of_row;
@@ -415,18 +448,21 @@ Status RunningBatch::State::prefill(Admission& admission) {
     const Tensor text_hidden = text.is_cached ? Tensor() : hidden[index++];
     if (!is_new || (!text.is_cached && prompt.members == 1)) {  // no other row shares the text
       text.rows[0]->pages = std::move(text.pages);
+      append_experts(*text.rows[0], text.experts);
       continue;
     }
     if (!text.is_cached) {
       release_prompt(prompt);
       prompt.pages = std::move(text.pages);
       prompt.hidden = text_hidden.clone();
-      prompt.weights_version = weights_version;
+      prompt.experts = std::move(text.experts);
+      prompt.weights_changes = weights_changes;
     }
     for (Row* row : text.rows) {
       row->pages = prompt.pages;
       for (const Page page : row->pages.list) cache.add_owner(page);
       row->uses_prompt_pages = true;
+      append_experts(*row, prompt.experts);
       ++prompt.users;
     }
   }
@@ -527,7 +563,7 @@ std::vector<Ended> RunningBatch::interrupt() {
 
 void RunningBatch::set_weights_version(std::uint64_t version) {
   state_->version = version;
-  ++state_->weights_version;
+  ++state_->weights_changes;
 }
 
 std::size_t RunningBatch::running() const { return state_->running.size(); }

@@ -43,6 +43,7 @@ struct BatchLimits {
   Bytes cache_max{std::uint64_t{4} << 30};  // for keys and values; allocated as needed and kept
   std::int64_t prefill_tokens_max = 8192;   // in one pass, padding included; a longer text has a pass of its own
   bool use_cuda_decoder = true;             // on a GPU, use model/cuda/decoder; false: libtorch's operations
+  bool records_experts = false;             // fill in Generation::experts, for a mixture of experts
 };
 
 // An error ends a single sequence, unless stated otherwise:

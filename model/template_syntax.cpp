@@ -189,7 +189,9 @@ class Lexer {
       advance_to(position_ + 1);
       digits += "." + consume_while(is_digit);
     }
-    if (is_letter(peek())) return syntax_error(line_, "malformed number '{}{}'", digits.substr(0, 32), peek());
+    constexpr std::size_t kDigitsShown = 32;
+    if (is_letter(peek()))
+      return syntax_error(line_, "malformed number '{}{}'", digits.substr(0, kDigitsShown), peek());
     constexpr std::size_t kDigitsMax = 18;  // fit in a signed 64-bit integer
     if (digits.size() > kDigitsMax)
       return syntax_error(line_, "the number '{}...' is too long", digits.substr(0, kDigitsMax));
@@ -674,7 +676,7 @@ class Parser {
     }
     ECHO_TRY(expect("]"));
     if (!is_slice && !parts[1]) return syntax_error(start_line, "expected an index between [ and ]");
-    if (is_slice) parts.resize(4);
+    if (is_slice) parts.resize(4);  // the object, begin, end and step; absent ones are null
     ECHO_ASSIGN(node, make_node(is_slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
     return ok();
   }

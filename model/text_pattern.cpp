@@ -73,6 +73,7 @@ std::string with_new_characters(std::string_view name) {
 // Members of a character class for Oniguruma's \w: alphabetic characters, marks, decimal digits and connectors. PCRE2's
 // \w also matches other numbers, but no marks.
 std::string word_characters() {
+  // These ranges are the letters in circles and squares, symbols that count as alphabetic.
   std::string out = R"(\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
   for (const char* name : {"L", "M", "Nl", "Nd", "Pc"}) out += with_new_characters(name);
   return out;
@@ -134,7 +135,7 @@ class Translator {
     const char next = position_ + 1 < source_.size() ? source_[position_ + 1] : '\0';
     if (const std::string_view name = category_name(); !name.empty()) {
       out += fmt::format("[{}{}]", next == 'P' ? "^" : "", with_new_characters(name));
-      position_ += 4 + name.size();
+      position_ += 4 + name.size();  // 4: \p{ and }
       return;
     }
     if (const std::string members = class_members(next); !members.empty())

@@ -15,6 +15,7 @@ using tokenizer_json::invalid;
 using tokenizer_json::Json;
 using tokenizer_json::short_dump;
 constexpr std::size_t kDecodersMax = 16, kReplacementsMax = 2, kContentBytesMax = 16;
+constexpr int kStripMax = 1000;  // characters that a Strip removes at an end of a text
 constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
 }  // namespace
@@ -49,7 +50,7 @@ Status TokenDecoder::read_step(const Json& step, bool is_last) {
     const std::string* content = text_member(step, "content");
     const Json* start = member(step, "start");
     const Json* stop = member(step, "stop");
-    const auto is_count = [](const Json* count) { return count && count->is_number_unsigned() && *count <= 1000; };
+    const auto is_count = [](const Json* count) { return count && count->is_number_unsigned() && *count <= kStripMax; };
     if (!content || !is_one_character(*content) || !is_count(start) || !is_count(stop))
       return invalid("'decoder' Strip is {}, expected a character 'content', 'start' and 'stop'", short_dump(step));
     strip_content_ = *content;

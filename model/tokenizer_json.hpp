@@ -37,6 +37,7 @@ inline bool is_type(const Json& object, std::string_view type) {
   const std::string* found = text_member(object, "type");
   return found && *found == type;
 }
+// Any value but false counts as true.
 inline bool is_true(const Json& object, const char* name, bool if_absent = false) {
   const Json* value = member(object, name);
   return value ? *value != false : if_absent;

@@ -27,6 +27,7 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const auto tokens =
       static_cast<double>(std::max(shape.microbatch_tokens, std::max<std::int64_t>(2, shape.sequence_tokens) - 1));
   const auto hidden = static_cast<double>(config.hidden_size), inner = static_cast<double>(config.intermediate_size);
+  const bool has_mlp = config.mixture_layers() < config.layers;
   const auto q = static_cast<double>(config.heads * config.head_dim),
              kv = static_cast<double>(config.kv_heads * config.head_dim);
   const auto layers = static_cast<double>(config.layers), vocabulary = static_cast<double>(config.vocab_size);
@@ -36,14 +37,29 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   // gate, up and their product. In bf16 on a CPU, libtorch also keeps fp32 copies in norms, and silu(gate). On a GPU,
   // our own kernels keep as little as in fp32 on a CPU, and in bf16 the backward pass rotates the heads again.
   const bool keeps_little = !shape.bf16 || shape.on_device, rotates_again = shape.bf16 && shape.on_device;
-  const double norm_bytes = 2 * hidden * (keeps_little ? 2 * element_bytes : 4 + 2 * element_bytes);
-  const double rotated_bytes = keeps_little ? (q + 2 * kv) * element_bytes : (q + kv) * (config.qk_norm() ? 8 : 0);
-  // On a GPU in fp32, libtorch's attention keeps keys and values once per query head, and for responses to a shared
-  // prompt once per 256 queries.
+  const double norm_value_bytes = (keeps_little ? 0 : 4) + 2 * element_bytes;  // per value of a norm's input
+  const double norm_bytes = 2 * hidden * norm_value_bytes;
+  const double rotated_bytes = keeps_little       ? (q + 2 * kv) * element_bytes
+                               : config.qk_norm() ? (q + kv) * norm_value_bytes
+                                                  : 0;
+  // On a GPU in fp32, libtorch's attention keeps keys and values once per query head. For responses to a shared prompt,
+  // it also keeps those visible to each block of 256 queries: with n blocks, (n + 1) / 2 further copies.
   const double key_copies = 1.5 + static_cast<double>(shape.sequence_tokens) / 512;
   const double kept_values = rotates_again ? q : shape.on_device ? 2 * q + 2 * kv + 2 * key_copies * q : 2 * q + 2 * kv;
-  const double attention_bytes = kept_values * element_bytes + static_cast<double>(config.heads) * 4;
-  const double mlp_bytes = (keeps_little ? 3 : 4) * inner * element_bytes;
+  const double log_sum_bytes = static_cast<double>(config.heads) * 4;  // of the softmax's denominators, in fp32
+  const double attention_bytes = kept_values * element_bytes + log_sum_bytes;
+  const double kept_inner = keeps_little ? 3 : 4;
+  const double dense_mlp_bytes = kept_inner * inner * element_bytes;
+  double mlp_bytes = dense_mlp_bytes;
+  if (config.experts) {
+    // For every expert of a token: its input and output, and what an MLP keeps. The router's scores are in fp32.
+    const auto expert_inner = static_cast<double>(config.experts->intermediate_size);
+    const double mixture_bytes =
+        static_cast<double>(config.experts->per_token) * (2 * hidden + kept_inner * expert_inner) * element_bytes +
+        4 * static_cast<double>(config.experts->count);
+    const double mixture_share = static_cast<double>(config.mixture_layers()) / layers;
+    mlp_bytes = mixture_share * mixture_bytes + (1 - mixture_share) * dense_mlp_bytes;
+  }
   const double low_rank_bytes =
       config.adapter ? static_cast<double>(config.adapter->rank * std::ssize(config.adapter->targets)) * element_bytes
                      : 0;
@@ -60,17 +76,18 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   const double embedding_values = vocabulary * hidden;
   const double trained_embedding_values = config.adapter ? 0 : embedding_values;
   const double logit_bytes = logits_at_once * (shape.on_device ? element_bytes : shape.bf16 ? 6 : 4);
-  const double head_bytes =
-      3 * hidden_bytes +
-      (has_several_parts
-           ? std::max(logit_bytes + 4 * trained_embedding_values, trained_embedding_values * (shape.bf16 ? 6 : 4))
-           : std::max(logit_bytes, (logits_at_once + trained_embedding_values) * element_bytes));
+  // At the end, an fp32 sum is also there in bf16: 6 bytes.
+  const double logit_and_gradient_bytes =
+      has_several_parts
+          ? std::max(logit_bytes + 4 * trained_embedding_values, trained_embedding_values * (shape.bf16 ? 6 : 4))
+          : std::max(logit_bytes, (logits_at_once + trained_embedding_values) * element_bytes);
+  const double head_bytes = 3 * hidden_bytes + logit_and_gradient_bytes;
   // Responses are scored before the step, in fp32 on a CPU. The update processes a part of a tensor at a time.
   const double scoring_bytes =
       shape.on_device ? logit_bytes : 4 * logits_at_once + (shape.bf16 ? 4 * embedding_values : 0);
   const double largest_trained_values = config.adapter
                                             ? static_cast<double>(config.adapter->rank) * std::max(inner, hidden)
-                                            : std::max(embedding_values, inner * hidden);
+                                            : std::max(embedding_values, (has_mlp ? inner : 0) * hidden);
   // 38 or 14: bytes of temporary tensors per value.
   const double update_bytes =
       shape.on_device ? 0 : std::min(kUpdateValues, largest_trained_values) * (shape.int8_moments ? 38 : 14);
@@ -94,12 +111,10 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
     memory.transient = bytes(std::max({head_bytes, last_bytes, layer_gradient_bytes + 1.25 * layer_bytes,
                                        scoring_bytes - layers * hidden_bytes, update_bytes - layers * hidden_bytes}));
   } else {
+    // These tensors exist while there are few or no activations, so they need memory only beyond that.
+    const double other_bytes = std::max({last_bytes, layer_gradient_bytes + layer_bytes, scoring_bytes, update_bytes});
     memory.activations = bytes(layers * layer_bytes);
-    memory.transient = bytes(head_bytes);
-    const double backward_bytes =
-        std::max({last_bytes, layer_gradient_bytes + layer_bytes, scoring_bytes, update_bytes});
-    if (backward_bytes > layers * layer_bytes + head_bytes)
-      memory.transient = bytes(backward_bytes - layers * layer_bytes);
+    memory.transient = bytes(std::max(head_bytes, other_bytes - layers * layer_bytes));
   }
   memory.program = bytes(kProgramBytes);
   return memory;

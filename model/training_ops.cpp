@@ -412,7 +412,8 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& seg
       if (prefix_tokens > 0)
         mask = torch::ones({count, prefix_tokens + first_query + count}, qkv.options().dtype(torch::kBool))
                    .tril(prefix_tokens + first_query);
-      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, first_query, count), 1),
+      // Scale 1, because queries and keys already contain the scale of the scores.
+      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, first_query, count), /*copies=*/1),
                                                        visible(k, first_query + count), visible(v, first_query + count),
                                                        mask, /*dropout_p=*/0.0,
                                                        /*is_causal=*/prefix_tokens == 0, /*scale=*/1.0)
@@ -584,7 +585,8 @@ AttentionMethod fastest_attention(const torch::Device& device) {
 
 Tensor attend_packed(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const Tensor& segments,
                      AttentionMethod method) {
-  TORCH_CHECK(segments.is_cpu() && segments.select(1, 1).sum().item<std::int64_t>() == qkv.size(0),
+  const Tensor counts = segments.select(1, 1);  // column 1 is Segment::count
+  TORCH_CHECK(segments.is_cpu() && counts.sum().item<std::int64_t>() == qkv.size(0),
               "segments do not cover the tokens");
 #ifdef ECHOLINE_FUSED_ATTENTION
   if (method == AttentionMethod::kFused) return attend_fused(qkv, {heads, kv_heads}, segments);

@@ -1,6 +1,6 @@
 // Operations of a pass, with hand-written gradients. They keep less memory between the forward and the backward pass
 // than libtorch's, and on a CPU read and write it less often. They use model/training_kernels in fp32 on a CPU,
-// device_ops on a GPU that supports it, otherwise libtorch's functions. Private to model/.
+// device_ops for values on a GPU that its kernels support, otherwise libtorch's functions. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 
@@ -15,7 +15,9 @@ torch::Tensor joint_product(const torch::Tensor& x, const torch::Tensor& joint_w
                             const torch::Tensor& k, const torch::Tensor& v);
 
 struct Rotation {
-  // fp32 [positions, dim]; token t has position t % positions. The first half of each row of sin is negated.
+  // fp32 [positions, dim]. Token t uses row t % positions, so that sequences of `positions` tokens can be concatenated.
+  // The first half of each row of sin is negated: the rotation is x * cos + (halves of x swapped) * sin. The model's
+  // cos and sin contain the factor dim^(-1/4).
   torch::Tensor cos, sin;
   torch::Tensor q_norm, k_norm;  // [dim], or undefined
   std::int64_t heads, kv_heads;
@@ -38,8 +40,8 @@ enum class AttentionMethod {
 AttentionMethod fastest_attention(const torch::Device& device);
 
 // Attention over packed tokens by `segments` (model/packed): qkv [tokens, heads + 2 kv_heads, dim] -> [tokens, heads *
-// dim]. The products of queries and keys already contain the scale of the scores. Memory is linear in the number of
-// tokens, also in the backward pass, because scores are computed in blocks.
+// dim]. Does not scale the scores by dim^(-1/2): queries and keys have got the factor dim^(-1/4) each by their
+// rotation. Memory is linear in the number of tokens, also in the backward pass, because scores are computed in blocks.
 torch::Tensor attend_packed(const torch::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                             const torch::Tensor& segments, AttentionMethod method);
 

@@ -13,6 +13,7 @@
 #include "delta/raw_memory.hpp"
 #include "model/cpu_pass.hpp"
 #include "model/device_ops.hpp"
+#include "model/mixture.hpp"
 #include "model/policy.hpp"
 #include "model/training_ops.hpp"
 
@@ -59,23 +60,19 @@ struct Pass {
   Attention* attention;        // null: the tokens attend by the next two members
   Tensor segments;             // as made by pack() or uniform_segments() (model/packed)
   AttentionPlan plan;          // for the segments; only on a GPU
+  // The experts of the layer that runs, if it is a mixture: int64 [tokens, experts per token].
+  Tensor given_experts;         // see mix_experts(); may be undefined
+  mutable Tensor used_experts;  // set by run_layer()
 };
-
-// x weight^T. On a CPU without gradients, kernels read bf16 weights; otherwise the weight is first converted to the
-// type of x.
-Tensor product(const Tensor& x, const Tensor& weight) {
-  if (kernel_product_is_fastest(x, weight)) return cpu_product(x, weight);
-  return torch::linear(x, weight.to(x.scalar_type()));
-}
 
 // The adapter's addition to a product: scale * B (A x).
 Tensor low_rank_product(const Tensor& x, const Transformer::Layer::LowRank& low) {
-  return product(product(x, low.a), low.b) * low.scale;
+  return linear_product(linear_product(x, low.a), low.b) * low.scale;
 }
 
-// As product(), plus the product of the weight's adapter, if it has one.
+// As linear_product(), plus the product of the weight's adapter, if it has one.
 Tensor product(const Tensor& x, const Tensor& weight, const Transformer::Layer::LowRank& low) {
-  const Tensor y = product(x, weight);
+  const Tensor y = linear_product(x, weight);
   return low ? y + low_rank_product(x, low) : y;
 }
 
@@ -92,7 +89,7 @@ Tensor low_rank_qkv(const Tensor& x, const Transformer::Layer& layer) {
 Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
                  const Tensor& input) {
   const std::int64_t heads = config.heads, kv_heads = config.kv_heads, dim = config.head_dim;
-  const auto [normed_input, residual] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
+  const auto [normed_input, residual] = norm_and_sum(input, /*addend=*/{}, layer.input_norm, config.rms_norm_eps);
   // Queries, keys and values are computed as one product. With gradients, joint_product() passes them to the three
   // separate parameters.
   Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv) ? cpu_product(normed_input, layer.qkv)
@@ -124,6 +121,8 @@ Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index,
   }
   const auto [normed_sum, sum] =
       norm_and_sum(residual, product(attended, layer.o, layer.o_low), layer.post_norm, config.rms_norm_eps);
+  if (layer.router.defined())
+    return sum + mix_experts(*config.experts, layer, normed_sum, pass.given_experts, pass.used_experts);
   const bool is_joint =
       !layer.gate_low && !layer.up_low && layer.gate.requires_grad() && supports_joint_gated(normed_sum, layer.gate_up);
   const Tensor inner =
@@ -136,19 +135,33 @@ Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index,
 // Config and layer are saved as addresses, because the model outlives the pass.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   // Indices of the tensors saved for the backward pass.
-  enum Saved : std::size_t { kInput, kCos, kSin, kSegments, kQueriesFirst, kKeysFirst, kRows, kCopiesFirst, kCopies };
+  enum Saved : std::size_t {
+    kInput,
+    kCos,
+    kSin,
+    kSegments,
+    kQueriesFirst,
+    kKeysFirst,
+    kRows,
+    kCopiesFirst,
+    kCopies,
+    kExperts
+  };
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
     const AttentionPlan& plan = pass->plan;
+    // The index matters only to pass->attention, which is null here.
+    const Tensor y = run_layer(*config, *pass, 0, *layer, x);
+    // The backward pass uses the same experts, because a score that is rounded otherwise could choose another one.
     context->save_for_backward({x, pass->cos, pass->sin, pass->segments, plan.queries_first, plan.keys_first, plan.rows,
-                                plan.copies_first, plan.copies});
+                                plan.copies_first, plan.copies, pass->used_experts});
     context->saved_data["queries_max"] = plan.queries_max;
     context->saved_data["keys_max"] = plan.keys_max;
     context->saved_data["config"] = reinterpret_cast<std::int64_t>(config);
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     context->saved_data["batch"] = pass->batch;
     context->saved_data["tokens"] = pass->tokens;
-    return run_layer(*config, *pass, 0, *layer, x);  // the index matters only to pass->attention, which is null here
+    return y;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -168,10 +181,12 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
                     .sin = saved[kSin],
                     .attention = nullptr,
                     .segments = saved[kSegments],
-                    .plan = plan};
+                    .plan = plan,
+                    .given_experts = saved[kExperts],
+                    .used_experts = {}};
     const Tensor x = saved[kInput].detach().requires_grad_(true);
     torch::AutoGradMode with_gradients(true);
-    const Tensor y = run_layer(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
+    const Tensor y = run_layer(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, /*index=*/0,
                                *reinterpret_cast<const Transformer::Layer*>(integer("layer")), x);
     torch::autograd::backward({y}, {gradients[0]});
     return {x.grad(), Tensor(), Tensor(), Tensor()};
@@ -186,7 +201,7 @@ void use_threads(int threads) {
   if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(symbol)(threads);
 }
 
-torch::ScalarType compute_dtype(const torch::Device& device) {
+torch::ScalarType default_weight_dtype(const torch::Device& device) {
   return device.is_cpu() ? torch::kFloat : torch::kBFloat16;
 }
 
@@ -209,6 +224,7 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
     if (count == 1) {  // the last query sees all keys
       scores = torch::bmm(visible_keys, grouped.transpose(1, 2));
     } else {
+      // [keys, queries]: minus infinity where the key is later than the query.
       const Tensor future_mask =
           torch::full({visible_count, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
       scores = torch::baddbmm(future_mask.repeat({1, group}).unsqueeze(0), visible_keys, grouped.transpose(1, 2));
@@ -223,7 +239,7 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
 Transformer::Transformer(const ModelConfig& config, torch::Device device, std::optional<torch::ScalarType> dtype)
     : config_(config) {
   if (const Status valid = config.validate(); !valid) TORCH_CHECK(false, valid.error().message());
-  const auto options = torch::TensorOptions().device(device).dtype(dtype.value_or(compute_dtype(device)));
+  const auto options = torch::TensorOptions().device(device).dtype(dtype.value_or(default_weight_dtype(device)));
   const auto add = [&](const std::string& name, Tensor tensor) {
     tensor.requires_grad_(true);
     register_path(*this, name, tensor);
@@ -255,15 +271,27 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
     // On a GPU, gate and up share memory, so that they can be one product. Each half must begin at a multiple of 256
     // bytes, which the GPU's code needs.
     constexpr std::int64_t kAlignedValues = 128;  // values of 2 bytes in 256 bytes
-    const bool has_joint_gate_up = !device.is_cpu() && inner * hidden % kAlignedValues == 0;
+    const bool has_joint_gate_up = !device.is_cpu() && !config.is_mixture(i) && inner * hidden % kAlignedValues == 0;
     if (has_joint_gate_up) layer.gate_up = weight_memory({2 * inner, hidden}, options);
     const auto half = [&](std::int64_t begin) {
       return has_joint_gate_up ? layer.gate_up.narrow(0, begin, inner).detach()
                                : weight_memory({inner, hidden}, options);
     };
-    layer.gate = add(prefix + "mlp.gate_proj.weight", half(0));
-    layer.up = add(prefix + "mlp.up_proj.weight", half(inner));
-    layer.down = add(prefix + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
+    if (config.is_mixture(i)) {
+      const std::int64_t expert_inner = config.experts->intermediate_size;
+      layer.router = add(prefix + "mlp.gate.weight", weight_memory({config.experts->count, hidden}, options));
+      for (std::int64_t e = 0; e < config.experts->count; ++e) {
+        const std::string expert_prefix = prefix + "mlp.experts." + std::to_string(e) + ".";
+        layer.experts.push_back(
+            {.gate = add(expert_prefix + "gate_proj.weight", weight_memory({expert_inner, hidden}, options)),
+             .up = add(expert_prefix + "up_proj.weight", weight_memory({expert_inner, hidden}, options)),
+             .down = add(expert_prefix + "down_proj.weight", weight_memory({hidden, expert_inner}, options))});
+      }
+    } else {
+      layer.gate = add(prefix + "mlp.gate_proj.weight", half(0));
+      layer.up = add(prefix + "mlp.up_proj.weight", half(inner));
+      layer.down = add(prefix + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
+    }
     layer.input_norm = add(prefix + "input_layernorm.weight", weight_memory({hidden}, options));
     layer.post_norm = add(prefix + "post_attention_layernorm.weight", weight_memory({hidden}, options));
     layers_.push_back(std::move(layer));
@@ -281,6 +309,7 @@ Status Transformer::add_adapter(const AdapterConfig& adapter) {
   ECHO_CHECK(!config_.adapter, "a model has one adapter at most");
   ModelConfig config = config_;
   config.adapter = adapter;
+  ECHO_TRY(check_adapter_computable(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   const auto options = torch::TensorOptions().device(device()).dtype(dtype());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -310,7 +339,7 @@ void Transformer::freeze_base() {
   for (auto& item : named_parameters()) {
     if (is_adapter_tensor(item.key())) continue;
     item.value().requires_grad_(false);
-    item.value().copy_(item.value().to(torch::kBFloat16));
+    item.value().copy_(item.value().to(torch::kBFloat16));  // policies contain the base in bf16
   }
 }
 
@@ -337,7 +366,8 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
   if (config_.rope_scaling) {
     const RopeScaling& scaling = *config_.rope_scaling;
     // Full turns of each rotation within the original positions.
-    const Tensor original_turns = radians_per_position * (double(scaling.original_positions) / (2 * std::acos(-1.0)));
+    const double pi = std::acos(-1.0);
+    const Tensor original_turns = radians_per_position * (double(scaling.original_positions) / (2 * pi));
     const Tensor unscaled_share =
         ((original_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
     radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / scaling.factor);
@@ -350,8 +380,8 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
   rope_sin_ = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
 }
 
-Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
-  return apply_last_norm(run_layers(ids, positions, attention, {}, /*compute_fp32=*/true))
+Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention, Routing* routing) {
+  return apply_last_norm(run_layers(ids, positions, attention, /*segments=*/{}, routing, /*compute_fp32=*/true))
       .view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
@@ -368,7 +398,7 @@ Transformer::Parts Transformer::parts(std::int64_t positions) {
 Tensor Transformer::apply_last_norm(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
 
 Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Attention* attention, const Tensor& segments,
-                               bool compute_fp32) {
+                               Routing* routing, bool compute_fp32) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
   Pass pass{.batch = ids.size(0),
             .tokens = ids.size(1),
@@ -376,7 +406,9 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
             .sin = {},
             .attention = attention,
             .segments = segments,
-            .plan = {}};
+            .plan = {},
+            .given_experts = {},
+            .used_experts = {}};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
   if (!attention && device().is_cuda())
     // If several query heads share a key head, the backward pass repeats the keys, which it can do only as it gathers
@@ -394,24 +426,39 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
     pass.sin = rope_sin_.narrow(0, 0, pass.tokens);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
+  if (routing && routing->given.defined())
+    TORCH_CHECK(config_.experts && routing->given.sizes() == torch::IntArrayRef({x.size(0), config_.mixture_layers(),
+                                                                                 config_.experts->per_token}),
+                "the given experts are not [tokens, mixture layers, experts per token]");
+  std::vector<Tensor> used_experts;  // by mixture layer
   const bool has_gradients = torch::GradMode::is_enabled(),
              uses_cpu_pass = compute_fp32 && x.is_cpu() && !has_gradients;
   if (uses_cpu_pass) {
     x = x.to(torch::kFloat).contiguous();
-    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
+    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments,
+             routing ? routing->given : Tensor(), used_experts);
   } else {
     // If the embedding is frozen, x needs no gradient. libtorch would then skip Recomputed's backward pass, and with it
     // the gradients of the adapter.
     if (recompute_ && has_gradients && !attention && !x.requires_grad()) x = x.detach().requires_grad_(true);
-    for (std::size_t i = 0; i < layers_.size(); ++i)
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const bool is_mixture = layers_[i].router.defined();
+      pass.given_experts = is_mixture && routing && routing->given.defined()
+                               ? routing->given.select(1, std::ssize(used_experts))
+                               : Tensor();
+      pass.used_experts = Tensor();
       x = recompute_ && has_gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
                                                     : run_layer(config_, pass, i, layers_[i], x);
+      if (is_mixture) used_experts.push_back(pass.used_experts);
+    }
   }
+  if (routing && routing->records && !used_experts.empty())
+    routing->used = torch::stack(used_experts, 1).to(torch::kCPU, torch::kShort);
   return x;
 }
 
 Tensor Transformer::logits(const Tensor& hidden) const {
-  return hidden.dim() == 2 ? product(hidden, lm_head_).to(torch::kFloat)
+  return hidden.dim() == 2 ? linear_product(hidden, lm_head_).to(torch::kFloat)
                            : torch::linear(hidden, lm_head_.to(hidden.scalar_type())).to(torch::kFloat);
 }
 
@@ -422,7 +469,8 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
   const std::int64_t score_count = ids.size(1) - 1;  // per row: every token but the first is scored
   const std::vector<std::int64_t> shape{ids.size(0), score_count};
-  const Tensor hidden = run_layers(ids.narrow(1, 0, score_count), {}, nullptr, {}, /*compute_fp32=*/!as_trained);
+  const Tensor hidden = run_layers(ids.narrow(1, 0, score_count), /*positions=*/{}, /*attention=*/nullptr,
+                                   /*segments=*/{}, /*routing=*/nullptr, /*compute_fp32=*/!as_trained);
   const Tensor targets = ids.narrow(1, 1, score_count).reshape({-1});
   if (!mask.defined()) {
     const LinearScores scores = linear_scores(apply_last_norm(hidden), lm_head_, targets, temperature);
@@ -439,8 +487,10 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
 
 TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temperature, bool as_trained) {
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
-  const Tensor hidden = run_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
-                                   /*compute_fp32=*/!as_trained);
+  Routing routing;
+  if (packed.experts.defined()) routing.given = packed.experts.view({packed.ids.size(0), config_.mixture_layers(), -1});
+  const Tensor hidden = run_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), /*attention=*/nullptr,
+                                   packed.segments, &routing, /*compute_fp32=*/!as_trained);
   const LinearScores scores =
       linear_scores(apply_last_norm(select_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
   return {scores.logprobs, scores.entropy};

@@ -1,4 +1,5 @@
-// The decoder of the Qwen3, Qwen2, Llama and Mistral families on libtorch, with Hugging Face's parameter names.
+// The decoder of the Qwen3, Qwen3-MoE, Qwen2, Llama and Mistral families on libtorch, with Hugging Face's parameter
+// names.
 //
 // It uses RMSNorm, rotary positions, grouped-query attention and SwiGLU. Qwen3 normalises each head of queries and
 // keys. Qwen2 adds a bias to queries, keys and values. Llama 3 slows rotary frequencies down for long contexts
@@ -39,6 +40,15 @@ class Attention {
 // it comes after all other tokens.
 torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
+// The experts that a pass through a mixture of experts uses.
+struct Routing {
+  // int64 [tokens, mixture layers, experts per token] on the model's device: the experts to use, ascending. A row of -1
+  // lets the router choose. Undefined: it chooses all. (Router replay: the trainer uses the experts of the engine.)
+  torch::Tensor given;
+  bool records = false;  // whether the pass fills in `used`
+  torch::Tensor used;    // int16, of the shape of `given`, on the CPU: the experts that each token used
+};
+
 // Log-probabilities of given tokens, and the entropy of their distributions.
 struct TokenScores {
   torch::Tensor logprobs;  // fp32 [batch, tokens - 1]: entry t scores ids[:, t + 1] given ids[:, 0..t]; nats
@@ -49,7 +59,7 @@ struct TokenScores {
 // weights.hpp return errors instead.
 class Transformer : public torch::nn::Module {
  public:
-  // Makes uninitialised weights on `device`; their type is compute_dtype(device) unless given. Do not call to()
+  // Makes uninitialised weights on `device`; their type is default_weight_dtype(device) unless given. Do not call to()
   // afterwards, because model/cuda records the addresses of the weights.
   explicit Transformer(const ModelConfig& config, torch::Device device = torch::kCPU,
                        std::optional<torch::ScalarType> dtype = std::nullopt);
@@ -59,8 +69,9 @@ class Transformer : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& ids);
   // The last layer's normalised hidden states [batch, tokens, hidden]. `positions` are those of the tokens: int64
   // [batch, tokens] on the CPU; undefined: 0, 1, ... in every row. `attention` null: the tokens attend causally.
+  // `routing` may be null; it is for mixtures of experts.
   torch::Tensor hidden_states(const torch::Tensor& ids, const torch::Tensor& positions = {},
-                              Attention* attention = nullptr);
+                              Attention* attention = nullptr, Routing* routing = nullptr);
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
@@ -82,7 +93,8 @@ class Transformer : public torch::nn::Module {
   TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
                              bool as_trained = false);
 
-  // Scores packed sequences. Both fields of the result are [number of scored tokens], in the order of `packed`.
+  // Scores packed sequences. Both fields of the result are [number of scored tokens], in the order of `packed`. Uses
+  // the experts of `packed`, if it has any.
   TokenScores packed_logprobs(const PackedTokens& packed, double temperature = 1.0, bool as_trained = false);
 
   const ModelConfig& config() const { return config_; }
@@ -114,7 +126,7 @@ class Transformer : public torch::nn::Module {
   // (model/packed) or, if these are undefined, to themselves and earlier tokens of their row. `compute_fp32`: computes
   // in fp32 on a CPU without gradients, also with bf16 parameters.
   torch::Tensor run_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
-                           const torch::Tensor& segments, bool compute_fp32);
+                           const torch::Tensor& segments, Routing* routing, bool compute_fp32);
   torch::Tensor apply_last_norm(const torch::Tensor& x) const;
 };
 
@@ -123,13 +135,13 @@ class Transformer : public torch::nn::Module {
 void use_threads(int threads);
 
 // The default type of weights: fp32 on a CPU, bf16 elsewhere.
-torch::ScalarType compute_dtype(const torch::Device& device);
+torch::ScalarType default_weight_dtype(const torch::Device& device);
 
 // The device called "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable if there is no such device.
 Result<torch::Device> device_named(const std::string& name);
 
-// A model with uninitialised weights, for a policy that is loaded next. Their type is compute_dtype(device) unless
-// given. kInvalid for an impossible shape, kExhausted if memory is short.
+// A model with uninitialised weights, for a policy that is loaded next. Their type is default_weight_dtype(device)
+// unless given. kInvalid for an impossible shape, kExhausted if memory is short.
 Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU,
                                             std::optional<torch::ScalarType> dtype = std::nullopt);
 

@@ -188,7 +188,8 @@ std::string to_valid_utf8(std::string_view bytes) {
   const auto byte_at = [&](std::size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0u; };
   for (std::size_t i = 0; i < bytes.size();) {
     const unsigned lead = byte_at(i);
-    // The length that the first byte announces (0: it begins no character), and the range of the second byte.
+    // The length that the first byte announces (0: it begins no character), and the range of the second byte, which
+    // excludes overlong forms, surrogates and numbers above U+10FFFF.
     const std::size_t length = lead < 0x80   ? 1
                                : lead < 0xc2 ? 0
                                : lead < 0xe0 ? 2

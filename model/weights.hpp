@@ -47,7 +47,7 @@ struct LoadedModel {
 };
 
 // Reads ModelFiles and model.safetensors or its shards. kNotFound or kInvalid name the file, tensor or field.
-// The weights' type is compute_dtype(device) unless given.
+// The weights' type is default_weight_dtype(device) unless given.
 Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device = torch::kCPU,
                                std::optional<torch::ScalarType> dtype = std::nullopt);
 

@@ -20,14 +20,15 @@ namespace {
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kEngineSliceMax = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
 constexpr Duration kLeaveMax = std::chrono::seconds(10);  // most time to leave the overlay after a stop request
-constexpr std::uint32_t kGroupsPerRequestMax = 64;
-// Rollouts that wait for the environment's answer do not count as work for the engine, up to this many.
+constexpr std::uint32_t kGroupsPerRequestMax = 64;        // bounds the learner's answer, which contains their problems
+// Rollouts that wait for the environment's answer do not count as work for the engine. The limit bounds the rollouts
+// that a worker can hold.
 constexpr std::size_t kRolloutsInEnvironmentMax = 4096;
 
 // The run that a worker has joined.
 struct Run {
   Run(Task described_task, WorkerId id, std::function<void()> wake)
-      : task(std::move(described_task)), groups(task, id, std::move(wake)) {}
+      : task(std::move(described_task)), groups(task, id, std::move(wake)) {}  // `groups` refers to the member `task`
   Task task;
   std::unique_ptr<Engine> engine;  // null until options.make_engine has made it
   Groups groups;
@@ -41,7 +42,7 @@ class Agent {
   Result<AgentReport> run() {
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(options_.node, inbox_.node_events()));
     const Status result = run_loop();
-    // After an error, the leases are returned, so that other workers can get them at once.
+    // After an error, returns the leases, so that other workers can get them at once.
     if (!result && !ending_.has_ended()) return_leases();
     if (stop_ && !ending_.has_ended()) leave_overlay();
     inbox_.close();
@@ -58,8 +59,8 @@ class Agent {
   }
 
  private:
-  // On a stop request, waits until the learner has given this worker's children (the workers to which it forwards
-  // policies) another parent.
+  // After a stop request. Waits until the learner has given other parents to this worker's children (the workers to
+  // which it forwards policies), for at most kLeaveMax.
   void leave_overlay() {
     node_->drain();
     const TimePoint deadline = clock_.now() + kLeaveMax;
@@ -73,7 +74,7 @@ class Agent {
       ECHO_TRY(wait_for_event(next_wake()));
       report_contact();
       check_invariants();
-      if (ending_.has_ended() || !run_) continue;
+      if (ending_.has_ended() || !run_) continue;  // without a run, there is no engine yet
       ECHO_TRY(install_policies());
       decode_arriving_parts();
       begin_groups();
@@ -88,27 +89,29 @@ class Agent {
   }
 
   void report_contact() const {
-    if (options_.on_contact && asking_.is_joined()) options_.on_contact();
+    if (options_.on_contact && learner_link_.is_joined()) options_.on_contact();
   }
 
   void check_invariants() const {
-    asking_.check();
+    learner_link_.check();
     work_.check();
     installations_.check();
     vitals_.check();
     ending_.check();
   }
 
-  // For use after a stop request. The first call announces the end to the learner, which then grants no further leases.
-  // Returns false while leased groups can still be finished in time.
+  // For use after a stop request. The first call tells the learner that the worker leaves; the learner then grants no
+  // further leases. Returns false while leased groups can still be finished in time.
   bool may_leave_after_stop() {
     const TimePoint now = clock_.now();
-    if (ending_.begin_finishing(now) && asking_.is_joined()) {
+    if (ending_.begin_finishing(now) && learner_link_.is_joined()) {
       schema::WorkerMessage message;
       message.mutable_leaving();
       send_to_learner(message);
     }
-    return !run_ || rollouts_under_way() == 0 || !asking_.is_joined() || ending_.finish_time_is_over(now);
+    const bool has_work = run_ && rollouts_under_way() > 0;
+    const bool can_submit = learner_link_.is_joined() && !ending_.finish_time_is_over(now);
+    return !has_work || !can_submit;
   }
 
   // Now, if the engine has work, leases wait, or a request for work can be sent. Otherwise the first of: the check for
@@ -116,10 +119,12 @@ class Agent {
   TimePoint next_wake() const {
     const TimePoint now = clock_.now();
     if (run_ && (run_->engine->sequences_in_progress() > 0 || work_.has_leases())) return now;
-    const TimePoint wake = std::min(now + kStopCheckInterval, work_.next_due());
-    // `wake` may be in the past: a result that is already due.
-    if (asking_.earliest_request() > now) return std::max(now, std::min(wake, asking_.earliest_request()));
-    return !stop_ && can_take_group() ? now : std::max(now, wake);
+    TimePoint wake = std::min(now + kStopCheckInterval, work_.next_due());
+    if (learner_link_.earliest_request() > now)
+      wake = std::min(wake, learner_link_.earliest_request());
+    else if (!stop_ && can_take_group())
+      wake = now;
+    return std::max(now, wake);  // a result may have been due earlier
   }
 
   // Handles one event, for which it waits until `deadline`, and all further events that are already queued.
@@ -139,22 +144,22 @@ class Agent {
     if (auto* joined = std::get_if<event::Joined>(&event)) {
       id_ = joined->id;
       log::info("joined as worker {} ({})", id_, options_.node.name);
-      asking_.on_joined();
+      learner_link_.on_joined();
     } else if (auto* arrived = std::get_if<event::PolicyArrived>(&event)) {
       installations_.add(std::move(arrived->publication), arrived->arrived_at);
     } else if (auto* message = std::get_if<event::Message>(&event)) {
       return handle_message(message->bytes);
     } else if (auto* away = std::get_if<event::Away>(&event)) {
       // The learner leases this worker's groups to other workers, and receives nothing until this worker has joined
-      // again. So the groups are dropped.
+      // again. So return_leases() only drops the groups.
       log::warn("the learner is out of reach: {}", away->reason);
-      asking_.on_away();
+      learner_link_.on_away();
       return_leases();
       work_.clear();
     } else if (auto* disconnected = std::get_if<event::Disconnected>(&event)) {
       ending_.on_disconnected(disconnected->reason, disconnected->cleanly);
-      if (!run_) return fail(Code::kUnavailable, "join", "{}", disconnected->reason);
-    }
+      if (!run_) return fail(Code::kUnavailable, "join", "{}", disconnected->reason);  // lost before the run began
+    }  // the other events only wake this thread
     return ok();
   }
 
@@ -162,8 +167,8 @@ class Agent {
     ECHO_ASSIGN(schema::LearnerMessage message, data_plane::parse_learner_message(bytes));
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
-        asking_.on_run_described();
-        if (run_) break;  // sent again after an absence
+        learner_link_.on_run_described();
+        if (run_) break;  // known already: the learner sends it again after an absence
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
@@ -180,12 +185,12 @@ class Agent {
       }
       case schema::LearnerMessage::kGrant:
         work_.add_leases(*message.mutable_grant());
-        asking_.on_granted(clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms()));
+        learner_link_.on_granted(clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms()));
         progress_.set_interval(std::chrono::milliseconds(message.grant().progress_every_ms()));
         break;
       case schema::LearnerMessage::kAck:
         if (message.ack().accepted()) {
-          rollouts_acknowledged_ += run_ ? run_->task.spec.group_size() : 0;
+          rollouts_acknowledged_ += run_ ? run_->task.spec.group_size() : 0;  // a submission is one group
         } else {
           submissions_refused_ += 1;
           log::warn("lease {} refused: {}", message.ack().lease(), message.ack().reason());
@@ -193,7 +198,7 @@ class Agent {
         break;
       case schema::LearnerMessage::kWait:
         log::info("the learner: {}; waiting", message.wait().reason());
-        asking_.on_told_to_wait();
+        learner_link_.on_told_to_wait();
         break;
       case schema::LearnerMessage::kStop:
         ending_.on_run_ended(message.stop().reason());
@@ -210,14 +215,15 @@ class Agent {
       run_->engine->decode_part(part);
       bytes += part.bytes.size();
     }
-    if (bytes > 0) node_->on_parts_consumed(bytes);
+    if (bytes > 0) node_->on_parts_consumed(bytes);  // the node bounds the bytes that wait here
   }
 
   // Installs all waiting policies. `on_new_policy` of the run decides about unfinished groups: they are finished first,
   // returned, or continued under the new policy.
   Status install_policies() {
     if (installations_.empty()) return ok();
-    if (must_finish_groups_first() && (!run_->groups.empty() || work_.has_results())) return ok();
+    const bool has_unfinished = !run_->groups.empty() || work_.has_results();
+    if (must_finish_groups_first() && has_unfinished) return ok();
     if (run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_ABORT) return_leases();
     while (!installations_.empty()) {
       const overlay::Publication publication = installations_.begin_installation(clock_.now());
@@ -226,7 +232,7 @@ class Agent {
         installations_.on_installed(clock_.now());
       } else {
         installations_.on_failed();
-        if (!stop_) {
+        if (!stop_) {  // a stop request makes installations fail, too
           log::warn("{}", installed.error().message());
           node_->install_failed(publication.version, installed.error().message());
         }
@@ -242,8 +248,8 @@ class Agent {
     return !installations_.empty() && run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
   }
 
-  // Limit on rollouts leased or in progress. With a speed limit, it is the current group, and in advance work for
-  // kAheadSeconds, but at least one more group: the answer to a request takes time, in which the worker would idle.
+  // Limit on rollouts leased or in progress. With a speed limit, these are the current group and the work for the next
+  // kAheadSeconds. That is at least one more group, because the worker would idle until the answer to a request comes.
   std::size_t rollouts_max() const {
     const std::size_t group_size = run_->task.spec.group_size();
     const std::size_t engine_max = std::max(run_->engine->capacity(), group_size);
@@ -257,15 +263,16 @@ class Agent {
     return run_ && run_->engine->version() && run_->engine->can_take_work() && !must_finish_groups_first() &&
            rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
   }
-  // Rollouts that wait for the environment do not occupy the engine.
+  // Rollouts that wait for the environment, which are a part of those under way, do not occupy the engine.
   std::size_t rollouts_for_engine() const {
     return rollouts_under_way() - std::min(run_->groups.rollouts_in_environment(), kRolloutsInEnvironmentMax);
   }
 
   void request_work() {
     const TimePoint now = clock_.now();
-    if (!can_take_group() || now < asking_.earliest_request()) return;
+    if (!can_take_group() || now < learner_link_.earliest_request()) return;
     const Engine& engine = *run_->engine;
+    // At least one, because can_take_group() returned true.
     const std::size_t groups = (rollouts_max() - rollouts_for_engine()) / run_->task.spec.group_size();
     schema::WorkerMessage message;
     schema::WorkRequest& request = *message.mutable_request();
@@ -273,7 +280,7 @@ class Agent {
     request.set_policy_digest(engine.digest().data(), engine.digest().size());
     request.set_groups_max(static_cast<std::uint32_t>(std::min<std::size_t>(groups, kGroupsPerRequestMax)));
     send_to_learner(message);
-    asking_.on_requested(now);
+    learner_link_.on_requested(now);
   }
 
   void begin_groups() {
@@ -283,27 +290,27 @@ class Agent {
       if (auto* failed = std::get_if<schema::WorkFailed>(&sequences_or_failure))
         report_failure(*failed);
       else
-        submit(std::move(std::get<std::vector<Sequence>>(sequences_or_failure)));
+        give_to_engine(std::move(std::get<std::vector<Sequence>>(sequences_or_failure)));
     }
   }
 
   void advance_groups() {
     Groups::Advance advance = run_->groups.advance();
     for (Groups::Ended& ended : advance.ended) on_group_ended(std::move(ended));
-    submit(std::move(advance.next));
+    give_to_engine(std::move(advance.next));
   }
 
-  void submit(std::vector<Sequence> sequences) {
+  void give_to_engine(std::vector<Sequence> sequences) {
     for (Sequence& sequence : sequences) run_->engine->submit(std::move(sequence));
   }
 
   // Drops all groups in progress and returns their leases, which the learner then gives to other workers.
   void return_leases() {
-    if (!run_ || run_->groups.empty()) return;
+    if (!run_ || run_->groups.empty()) return;  // no group is in progress
     schema::WorkerMessage message;
     for (const std::uint64_t lease : run_->groups.leases()) message.mutable_returned()->add_leases(lease);
     for (const std::uint64_t id : run_->groups.drop_all()) run_->engine->abort(id);
-    if (asking_.is_joined()) send_to_learner(message);
+    if (learner_link_.is_joined()) send_to_learner(message);
   }
 
   void on_group_ended(Groups::Ended ended) {
@@ -315,13 +322,14 @@ class Agent {
   void submit_due_results() {
     auto due_result = work_.take_due_result(clock_.now());
     if (!due_result) return;
-    vitals_.record_work(clock_.now(), /*has_work=*/true);  // so that the report below includes the time until now
+    vitals_.record_work(clock_.now(), /*has_work=*/true);  // the report below then includes the time until now
     for (; due_result; due_result = work_.take_due_result(clock_.now())) {
       vitals_.add_generated(due_result->rollouts);
       const std::uint64_t lease = due_result->submission.lease();
       schema::WorkerMessage message;
       *message.mutable_submission() = std::move(due_result->submission);
-      if (const Status sent = node_->send(message.SerializeAsString()); !sent) {  // the message is too large
+      // The node runs, so it can refuse a message only for its size.
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent) {
         schema::WorkFailed failed;
         failed.set_lease(lease);
         failed.set_failure(schema::WORK_FAILURE_SIZE);
@@ -335,13 +343,13 @@ class Agent {
   void report_progress() {
     const TimePoint now = clock_.now();
     vitals_.record_work(now, !run_->groups.empty() || work_.has_results());
-    if (!progress_.is_due(now) || !asking_.is_joined()) return;
+    if (!progress_.is_due(now) || !learner_link_.is_joined()) return;
     progress_.on_reported(now);
     schema::WorkerMessage message;
     schema::WorkProgress& progress = *message.mutable_progress();
     for (const std::uint64_t lease : run_->groups.leases()) progress.add_leases(lease);
     for (const std::uint64_t lease : work_.lease_ids_of_results()) progress.add_leases(lease);
-    if (progress.leases().empty()) return;
+    if (progress.leases().empty()) return;  // the learner extends leases by this message, and there are none
     progress.set_progress(progress_.next_count(run_->engine->progress(),
                                                work_.has_results() || run_->groups.rollouts_in_environment() > 0));
     send_to_learner(message);
@@ -367,12 +375,11 @@ class Agent {
   std::unique_ptr<Run> run_;  // null until the learner has described the run
   InstallationQueue installations_;
   WorkQueue work_;
-  Asking asking_;
+  Asking learner_link_;  // whether this worker has joined, and when it may request work
   Progress progress_;
   Vitals vitals_;
   Ending ending_;
-  std::uint64_t rollouts_acknowledged_ = 0,
-                submissions_refused_ = 0;  // acknowledged rollouts and refused submissions, for the report
+  std::uint64_t rollouts_acknowledged_ = 0, submissions_refused_ = 0;  // for AgentReport
 };
 
 }  // namespace

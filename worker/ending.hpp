@@ -1,4 +1,5 @@
-// How a worker ends: the reason, and the time for its last work. Pure (no clock, no I/O). Private to worker/.
+// How a worker ends: the reason, and how long it may still work after a stop request. Pure (no clock, no I/O). Private
+// to worker/.
 #pragma once
 #include <string>
 
@@ -11,7 +12,8 @@ class Ending {
  public:
   static constexpr Duration kFinishMax = std::chrono::seconds(8);  // for leased work after a stop request
 
-  // Called on a stop request. Returns true the first time: the caller then tells the learner that the worker leaves.
+  // Called after a stop request, any number of times. The first call returns true, unless the worker has ended. The
+  // caller then tells the learner that the worker leaves.
   bool begin_finishing(TimePoint now) {
     if (stage_ != Stage::kWorking) return false;
     move_to(Stage::kFinishing);
@@ -20,7 +22,8 @@ class Ending {
   }
   // Whether kFinishMax has passed since the stop request.
   bool finish_time_is_over(TimePoint now) const { return now >= finish_by_; }
-  // The run has ended. The learner's reason replaces any other.
+  // The run has ended. `reason` comes from the learner. It takes precedence over that of on_disconnected(), which only
+  // knows of the lost connection.
   void on_run_ended(std::string reason) {
     move_to(Stage::kEnded);
     reason_ = std::move(reason);
@@ -30,12 +33,13 @@ class Ending {
   void on_disconnected(const std::string& reason, bool cleanly) {
     move_to(Stage::kEnded);
     ended_cleanly_ = cleanly;
-    if (reason_.empty()) reason_ = reason;
+    if (reason_.empty()) reason_ = reason;  // else the learner has given its reason
   }
   // Whether the connection to the learner is over: nothing more is sent or received.
   bool has_ended() const { return stage_ == Stage::kEnded; }
   const std::string& reason() const { return reason_; }
   bool ended_cleanly() const { return ended_cleanly_; }  // false only after the node has lost its learner
+  // Ends the process if the state contradicts itself. The texts name the contradictions.
   void check() const {
     ECHO_CHECK(ended_cleanly_ || has_ended(), "the learner is lost for good, and the worker works on");
     ECHO_CHECK(finish_by_ != kNever || stage_ != Stage::kFinishing, "no limit on the time to finish");

@@ -7,22 +7,35 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "model/tokenizer.hpp"
 #include "overlay/types.hpp"
 
 namespace echoline::worker {
 
+// Settings of generation that one sequence has instead of the run's.
+struct SequenceSampling {
+  double temperature = 1;
+  double top_p = 1;
+  std::int64_t top_k = 0;                // 0: all tokens
+  std::vector<model::Token> end_tokens;  // none: only `ends` and tokens_max end the response
+  // Returns whether the last token ends the response; empty: only ending tokens do.
+  std::function<bool(std::span<const model::Token> response)> ends;
+};
+
 // A request for one response.
 struct Sequence {
   std::uint64_t id = 0;  // chosen by the caller, unique among the sequences in progress
   std::vector<model::Token> prompt;
-  std::int64_t tokens_max = 0;  // most tokens of the response, the ending token included
-  std::uint64_t seed = 0;       // if the engine itself samples, equal prompt, policy and seed give equal responses
+  std::int64_t tokens_max = 0;                    // most tokens of the response, the ending token included
+  std::uint64_t seed = 0;                         // built-in engine: equal prompt, policy and seed give equal responses
+  std::optional<SequenceSampling> sampling = {};  // absent: the run's settings
 };
 
 // Tokens sampled under `version`: from the end of the previous span up to `end`.
@@ -34,8 +47,11 @@ struct Span {
 struct Response {
   std::vector<model::Token> tokens;  // without the prompt; the ending token is the last
   std::vector<float> logprobs;       // nats, of each token when it was sampled: see model::Generation
-  std::vector<Span> spans;           // in order of versions
+  std::vector<Span> spans;           // the versions under which the tokens were sampled, in order
   bool ended = false;                // by an ending token or stop string, not by tokens_max
+  // The experts of prompt and `tokens`, or of only the first of these tokens; empty if the engine does not tell
+  // them.
+  data_plane::RoutedExperts experts = {};
 };
 
 // The result of a sequence. kInvalid: the sequence does not fit the model. kExhausted: even alone, it does not fit into
@@ -49,7 +65,7 @@ struct Outcome {
 
 // The worker's services for an engine.
 struct EngineHost {
-  const std::atomic<bool>* stop = nullptr;  // ends every wait
+  const std::atomic<bool>* stop = nullptr;  // true ends every wait
   std::function<void()> on_wait;            // called several times a second during long waits
   // True while a new policy waits to be installed. poll() then returns after the current token.
   const std::atomic<bool>* policy_waits = nullptr;
@@ -60,14 +76,14 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // The most sequences that the engine computes at once. It lowers this number if they do not fit into memory.
+  // The most sequences that the engine computes at once. The engine lowers this number if they do not fit into memory.
   virtual std::size_t capacity() const = 0;
   // Number of sequences in progress: submitted, and neither returned nor aborted.
   virtual std::size_t sequences_in_progress() const = 0;
   // Sequences with equal prompts that are submitted together share the prefill.
   virtual void submit(Sequence sequence) = 0;
-  // Generates, or waits for the server, until an outcome is ready, about `time` has passed, or a policy waits. Returns
-  // at once if no sequence is in progress.
+  // Generates, or waits for the server, until an outcome is ready, about `time` has passed, or a policy waits
+  // (EngineHost::policy_waits). Returns at once if no sequence is in progress.
   virtual std::vector<Outcome> poll(Duration time) = 0;
   virtual void abort(std::uint64_t id) = 0;  // no outcome follows
   // Grows with every token and every other step of work: a sign of progress.
@@ -78,9 +94,9 @@ class Engine {
   virtual void decode_part(const overlay::PublicationPart&) {}
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // Sequences in progress continue under the new policy. kStale: the delta needs another base. kCorrupt: bytes or
-  // digest are wrong. kInvalid: it does not fit the model. On failure, the installed policy stays, or version() is
-  // absent if the engine no longer holds it whole. If `publication.activate` is false, the engine may only prepare the
-  // policy as a base for later ones.
+  // digest are wrong. kInvalid: the policy does not fit the model. After a failure, the engine still has the earlier
+  // policy, or version() is absent if a part of that is lost. If `publication.activate` is false, the engine may only
+  // prepare the policy as a base for later ones.
   virtual Status install(const overlay::Publication& publication) = 0;
   // Version and digest of the installed policy. The version is absent while there is none.
   virtual std::optional<Version> version() const = 0;

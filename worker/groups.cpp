@@ -7,11 +7,15 @@
 #include "base/random.hpp"
 #include "data_plane/policy_input.hpp"
 #include "data_plane/trajectory.hpp"
+#include "model/response_end.hpp"
 
 namespace echoline::worker {
 namespace {
 
-constexpr std::size_t kDetailBytesMax = 1024;  // of the text in a WorkFailed message
+constexpr std::size_t kDetailBytesMax = 1024;  // of WorkFailed::detail
+// Limit on the packed experts of all members: half of the largest message. Members beyond it go without experts, and
+// the trainer routes their tokens itself.
+constexpr std::size_t kSubmissionExpertBytesMax = 32u << 20;
 
 // Logs the failure and returns the message about it.
 schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind, std::string detail) {
@@ -22,6 +26,23 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
   failed.set_failure(kind);
   failed.set_detail(std::move(detail));
   return failed;
+}
+
+// The settings of a lease whose prompt a client chose.
+SequenceSampling sequence_sampling(const schema::Sampling& sampling, const model::Phrasing& phrasing) {
+  SequenceSampling settings{.temperature = sampling.temperature(),
+                            .top_p = sampling.top_p(),
+                            .top_k = sampling.top_k(),
+                            .end_tokens = {sampling.end_tokens().begin(), sampling.end_tokens().end()},
+                            .ends = {}};
+  if (!sampling.stop().empty())
+    settings.ends = [tokenizer = phrasing.tokenizer(),
+                     stops = std::vector<std::string>(sampling.stop().begin(), sampling.stop().end())](
+                        std::span<const model::Token> response) {
+      const std::size_t tokens_checked = response.size() - 1;  // called after each token, so only the newest is new
+      return model::response_end(tokenizer, response, /*ends=*/{}, stops, tokens_checked).has_value();
+    };
+  return settings;
 }
 
 // The environment of a group that the learner scores: a single turn without a score.
@@ -79,7 +100,9 @@ Groups::Groups(const Task& task, WorkerId worker, std::function<void()> wake)
 }
 
 std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Lease lease, TimePoint now) {
-  auto prompt = task_.phrasing->prompt(data_plane::prompt_of(lease.problem()));
+  const auto& client_prompt = lease.sampling().prompt_tokens();  // of a lease with settings of its own
+  Result<std::vector<model::Token>> prompt = std::vector<model::Token>(client_prompt.begin(), client_prompt.end());
+  if (!lease.has_sampling()) prompt = task_.phrasing->prompt(data_plane::prompt_of(lease.problem()));
   if (!prompt) return failure(lease, schema::WORK_FAILURE_PROMPT, prompt.error().message());
   Group group;
   for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
@@ -110,10 +133,10 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
                     .prompt = group.prompt,
                     .tokens_max = tokens_left(member),
                     .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
-  // Each later turn has another seed, so that it draws other random numbers. The seed follows from run, lease, member
-  // and turn alone.
-  if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
-  // A side prompt is a question of the environment to the policy, apart from the conversation.
+  // Each later turn has another seed, so that it draws other random numbers. The seed depends only on run, lease,
+  // member and turn.
+  const std::size_t turns_before = member.turns + member.side_prompts;
+  if (turns_before > 0) sequence.seed = mix64(sequence.seed + turns_before);
   if (member.side_prompt.empty()) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   } else {
@@ -121,8 +144,14 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
     sequence.tokens_max = std::min<std::int64_t>(task_.spec.response_tokens_max(),
                                                  task_.model.positions_max - std::ssize(member.side_prompt));
   }
-  if (task_.spec.turn_tokens_max() > 0)
+  if (group.lease.has_sampling()) {
+    const schema::Sampling& sampling = group.lease.sampling();
+    sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, sampling.tokens_max());
+    sequence.seed = mix64(sampling.seed() + member_number);  // the client's choice, whatever the lease's number
+    sequence.sampling = sequence_sampling(sampling, *task_.phrasing);
+  } else if (task_.spec.turn_tokens_max() > 0) {  // 0: no limit
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
+  }
   sequences_[sequence.id] = {.lease = lease, .member = member_number};
   return sequence;
 }
@@ -138,13 +167,14 @@ void Groups::append_turn(Member& member, const Response& turn) {
   // Rounding in the engine may give a value just above 0.
   for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
   member.sampled.resize(member.tokens.size(), true);
-  member.ended = turn.ended;
+  data_plane::extend(member.experts, turn.experts);
+  member.ended_by_itself = turn.ended;
   ++member.turns;
 }
 
 void Groups::on_outcome(Outcome outcome) {
   const auto state = sequences_.find(outcome.id);
-  if (state == sequences_.end()) return;
+  if (state == sequences_.end()) return;  // the sequence was abandoned
   const std::uint64_t lease = state->second.lease;
   Group& group = groups_.at(lease);
   if (!outcome.response) {
@@ -158,10 +188,10 @@ void Groups::on_outcome(Outcome outcome) {
   Member& member = group.members[state->second.member];
   Response& turn = *outcome.response;
   std::string text = task_.phrasing->answer(turn.tokens);
-  if (!member.side_prompt.empty())
-    member.side_prompt.clear();
-  else
+  if (member.side_prompt.empty())
     append_turn(member, turn);
+  else
+    member.side_prompt.clear();  // the text of another player goes to the environment, and is not trained on
   const auto on_answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
     bool is_first = false;
     {
@@ -169,7 +199,7 @@ void Groups::on_outcome(Outcome outcome) {
       is_first = answers->steps.empty();
       answers->steps.emplace_back(id, std::move(step));
     }
-    if (is_first && answers->wake) answers->wake();  // once, until advance() has taken the answers
+    if (is_first && answers->wake) answers->wake();  // one wake is enough: advance() takes all answers
   };
   // Tasks return errors, but a library below one may throw, and that must not end the worker.
   try {
@@ -189,7 +219,7 @@ Groups::Advance Groups::advance() {
   Advance advance;
   for (auto& [id, step] : steps) {
     const auto sequence = sequences_.find(id);
-    if (sequence == sequences_.end()) continue;
+    if (sequence == sequences_.end()) continue;  // its group has ended meanwhile
     const SequenceState state = sequence->second;
     sequences_.erase(sequence);
     Group& group = groups_.at(state.lease);
@@ -200,10 +230,11 @@ Groups::Advance Groups::advance() {
     else if (*is_continued)
       advance.next.push_back(next_turn(state.lease, state.member));
     else if (--group.members_unfinished == 0)
-      end_group(state.lease, std::nullopt);
+      end_group(state.lease, /*failed=*/std::nullopt);
   }
   advance.ended = std::exchange(ended_groups_, {});
-  // Drops next turns whose group failed later in this call. The engine never got them, so it need not abort them.
+  // Drops next turns whose group failed later in this call. The engine never got these turns, so it need not abort
+  // them.
   std::erase_if(advance.next, [&](const Sequence& sequence) {
     if (sequences_.contains(sequence.id)) return false;
     for (Ended& ended : advance.ended) std::erase(ended.abandoned, sequence.id);
@@ -217,11 +248,11 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
   if (step.done) return false;
   const auto end_early = [&] {  // at a limit on turns or tokens: the environment scores the unfinished episode
     data_plane::add(member.score, member.episode->cut());
-    member.ended = false;
+    member.ended_by_itself = false;
     return false;
   };
   if (step.side_prompt) {
-    if (++member.side_prompts >= data_plane::kTurnsMax) return end_early();
+    if (++member.side_prompts >= data_plane::kTurnsMax) return end_early();  // the limit on turns holds for these, too
     ECHO_ASSIGN(member.side_prompt, task_.phrasing->prompt(*step.side_prompt));
     if (member.side_prompt.empty() || std::ssize(member.side_prompt) >= task_.model.positions_max)
       return fail(Code::kInvalid, "task", "the side prompt has {} tokens, expected 1 to {}", member.side_prompt.size(),
@@ -230,8 +261,8 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
   }
   ECHO_ASSIGN(const auto observation_tokens, task_.phrasing->follow_up(member.tokens, step.observation));
   if (observation_tokens.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
-  if (tokens_left(member) <= std::ssize(observation_tokens) || member.turns >= data_plane::kTurnsMax)
-    return end_early();
+  const bool leaves_no_next_turn = tokens_left(member) <= std::ssize(observation_tokens);  // not even one token
+  if (leaves_no_next_turn || member.turns >= data_plane::kTurnsMax) return end_early();
   member.tokens.insert(member.tokens.end(), observation_tokens.begin(), observation_tokens.end());
   member.logprobs.resize(member.tokens.size(), 0.0f);
   member.sampled.resize(member.tokens.size(), false);
@@ -286,10 +317,24 @@ std::vector<std::uint64_t> Groups::remove_group(std::uint64_t lease) {
   return sequences_in_engine;
 }
 
+std::string Groups::packed_experts(const Group& group, const Member& member, std::size_t bytes_max) {
+  data_plane::RoutedExperts experts = member.experts;
+  const std::size_t tokens = group.prompt.size() + member.tokens.size();
+  if (experts.choices() == 0 || experts.tokens() == 0) return {};  // the engine told none
+  experts.values.resize(tokens * experts.choices(), -1);           // -1: unknown for the tokens that are missing
+  if (const Status canonical = data_plane::make_canonical(experts); !canonical) {
+    log::warn("lease {}: the engine's experts are left out: {}", group.lease.id(), canonical.error().message());
+    return {};
+  }
+  std::string packed = data_plane::pack_experts(experts);
+  return packed.size() <= bytes_max ? packed : std::string();  // without experts, the trainer routes the tokens itself
+}
+
 schema::Submission Groups::submission(const Group& group) const {
   const schema::Lease& lease = group.lease;
   schema::Submission submission;
   submission.set_lease(lease.id());
+  std::size_t expert_bytes = 0;
   for (std::size_t member_number = 0; member_number < group.members.size(); ++member_number) {
     const Member& member = group.members[member_number];
     schema::Trajectory& trajectory = *submission.add_trajectories();
@@ -300,7 +345,8 @@ schema::Submission Groups::submission(const Group& group) const {
     for (const model::Token token : group.prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
     for (const model::Token token : member.tokens) trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
     for (const float logprob : member.logprobs) trajectory.add_logprobs(logprob);
-    if (member.turns > 1)  // otherwise the policy generated every token, which an empty mask says
+    const bool has_observations = member.turns > 1;  // they stand between turns
+    if (has_observations)  // otherwise the policy generated every token, which an empty mask says
       for (const bool sampled : member.sampled) trajectory.add_loss_mask(sampled ? 1 : 0);
     std::size_t begin = 0;
     for (const Span& span : member.spans) {
@@ -309,13 +355,16 @@ schema::Submission Groups::submission(const Group& group) const {
       version_span.set_end(static_cast<std::uint32_t>(span.end));
       version_span.set_version(span.version.value);
     }
+    std::string experts = packed_experts(group, member, kSubmissionExpertBytesMax - expert_bytes);
+    expert_bytes += experts.size();
+    trajectory.set_routed_experts(std::move(experts));
     trajectory.set_reward(member.score.reward);
     for (const auto& [name, value] : member.score.components) (*trajectory.mutable_components())[name] = value;
     trajectory.set_policy_digest(lease.policy_digest());
     trajectory.set_lease(lease.id());
     trajectory.set_worker(worker_.value);
-    trajectory.set_finished(member.ended);
-    trajectory.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens)
+    trajectory.set_finished(member.ended_by_itself);
+    trajectory.set_text(has_observations ? task_.phrasing->tokenizer().decode(member.tokens)
                                          : task_.phrasing->answer(member.tokens));
     trajectory.set_correct(member.score.correct);
     trajectory.set_late(member.score.late);

@@ -25,6 +25,7 @@ namespace echoline::worker {
 struct Task {
   schema::RunSpec spec;
   std::unique_ptr<data_plane::Adapter> adapter;  // null: the learner scores everything
+  // Forms prompts and finds the ends of responses. Absent only until make_task() has set it.
   std::optional<model::Phrasing> phrasing;
   model::ModelConfig model;
 };
@@ -34,8 +35,8 @@ Result<Task> make_task(schema::RunSpec spec);
 // The message to the learner that ends a lease.
 using LeaseResult = std::variant<schema::Submission, schema::WorkFailed>;
 
-// Returns the submission if its size is within the run's limits. Otherwise WORK_FAILURE_SIZE with the reason that the
-// learner would give: a trajectory has more metadata than rollout.metadata_max.
+// Returns the submission if the metadata of each rollout in it has at most `metadata_max` bytes, which is the run's
+// setting rollout.metadata_max. Otherwise returns WORK_FAILURE_SIZE and the learner's reason to refuse the submission.
 LeaseResult submission_or_failure(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
 // A group fails as a whole if one of its sequences or its environment fails. Other groups are not affected. The
@@ -46,7 +47,7 @@ class Groups {
   // the groups.
   Groups(const Task& task, WorkerId worker, std::function<void()> wake = {});
 
-  // Returns the first sequences of the group, one per member in order, or why there are none.
+  // Begins the group of a lease. Returns its first sequences, one per member in order, or why there are none.
   std::variant<std::vector<Sequence>, schema::WorkFailed> begin(schema::Lease lease, TimePoint now);
   // Passes a turn that the engine generated to the environment. Ignores sequences that were abandoned before.
   void on_outcome(Outcome outcome);
@@ -54,21 +55,21 @@ class Groups {
   struct Ended {
     TimePoint begun;
     LeaseResult result;
-    std::vector<std::uint64_t> abandoned;  // sequences that the engine must abort
+    std::vector<std::uint64_t> abandoned;  // ids of sequences that the engine must abort
   };
   struct Advance {
-    std::vector<Sequence> next;  // the next turns
+    std::vector<Sequence> next;  // sequences whose next turn the engine must generate
     std::vector<Ended> ended;
   };
-  // Returns the next turns and the ended groups that follow from on_outcome() and from the environment's answers since
-  // the last call.
+  // Returns the sequences to generate and the ended groups that follow from on_outcome() and from the environment's
+  // answers since the last call.
   Advance advance();
 
   std::vector<std::uint64_t> leases() const;
   std::size_t rollouts() const;                 // of all groups, also those of finished members
   std::size_t rollouts_in_environment() const;  // rollouts that wait for the environment's answer
   bool empty() const { return groups_.empty(); }
-  // Drops all groups. Returns the sequences that the engine must abort.
+  // Drops all groups. Returns the ids of the sequences that the engine must abort.
   std::vector<std::uint64_t> drop_all();
 
  private:
@@ -76,13 +77,15 @@ class Groups {
     std::unique_ptr<data_plane::Episode> episode;
     std::vector<model::Token> tokens;  // of turns and observations, without the group's prompt
     std::vector<float> logprobs;
-    std::vector<bool> sampled;  // by token: the policy sampled it
-    std::vector<Span> spans;
-    // The prompt of a question beside the conversation, which the policy answers in another role; empty: none.
+    std::vector<bool> sampled;          // by token: true if the policy sampled it; false: part of an observation
+    std::vector<Span> spans;            // by version; they cover all tokens
+    data_plane::RoutedExperts experts;  // of the first tokens of prompt + `tokens`; may lack later ones
+    // A prompt for another player of the game (data_plane::Step::side_prompt), which the policy answers in place of
+    // that player. Empty: the next turn continues the conversation.
     std::vector<model::Token> side_prompt;
-    std::size_t turns = 0, side_prompts = 0;
+    std::size_t turns = 0, side_prompts = 0;  // numbers so far
     data_plane::Score score;
-    bool ended = false;  // its last turn ended by itself, not at tokens_max
+    bool ended_by_itself = false;  // the last turn ended by an ending token or stop string, not at a limit
   };
   struct Group {
     schema::Lease lease;
@@ -100,18 +103,21 @@ class Groups {
   struct Answers {
     std::mutex mutex;
     std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> steps;  // by sequence; at most one each
-    std::function<void()> wake;
+    std::function<void()> wake;                                             // may be empty
   };
 
   Sequence next_turn(std::uint64_t lease, std::size_t member_number);
   std::int64_t tokens_left(const Member& member) const;  // until response_tokens_max
   static void append_turn(Member& member, const Response& turn);
+  // Packs the experts for Trajectory.routed_experts; empty if there are none, or if they exceed `bytes_max`.
+  static std::string packed_experts(const Group& group, const Member& member, std::size_t bytes_max);
   // Continues a member with the environment's answer. Returns false if the member has ended.
   Result<bool> continue_member(Member& member, data_plane::Step step) const;
-  // `failed`: absent if all members are scored.
+  // Ends the group with `failed` or, if that is absent, with its submission: all members are scored.
   void end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
   schema::Submission submission(const Group& group) const;
-  std::vector<std::uint64_t> remove_group(std::uint64_t lease);  // returns its sequences that the engine must abort
+  // Returns the ids of the group's sequences that the engine must abort.
+  std::vector<std::uint64_t> remove_group(std::uint64_t lease);
 
   const Task& task_;
   WorkerId worker_;

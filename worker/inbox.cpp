@@ -23,7 +23,7 @@ overlay::WorkerEvents Inbox::node_events() {
 
 std::optional<Event> Inbox::pop(Duration wait) {
   auto event = events_.pop(wait);
-  // Also if a second policy is queued, because the agent empties the inbox before it generates again.
+  // Cleared also if a second policy is queued, because the agent empties the inbox before it generates again.
   if (event && std::holds_alternative<event::PolicyArrived>(*event)) policy_waits_ = false;
   return event;
 }
@@ -34,7 +34,10 @@ std::vector<overlay::PublicationPart> Inbox::take_parts() {
 }
 
 Status Inbox::check_overflow() const {
-  if (overflowed_) return fail(Code::kExhausted, "worker", "more than {} events wait for generation", kEventsMax);
+  if (overflowed_)
+    return fail(Code::kExhausted, "worker",
+                "{} messages and policies from the learner wait unread: the engine has not returned for minutes",
+                kEventsMax);
   return ok();
 }
 

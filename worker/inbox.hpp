@@ -44,12 +44,13 @@ class Inbox {
 
   // Callbacks for the node. The inbox must outlive the node.
   overlay::WorkerEvents node_events();
-  // On any thread. Beyond kEventsMax waiting events, events are lost, and check_overflow() returns an error: the agent
-  // has then hung for minutes.
+  // On any thread. If kEventsMax events wait already, the event is lost, and check_overflow() returns an error. That
+  // happens only if the agent's thread has hung for minutes.
   void post(Event event) {
     if (!events_.try_push(std::move(event))) overflowed_ = true;
   }
-  // On any thread. Wakes pop(). A full inbox ignores the call, because pop() does not wait then.
+  // On any thread: the environment has answered. Does nothing if the inbox is full: pop() returns the other events
+  // without a wait, and Groups::advance() takes the answer after them.
   void wake() { events_.try_push(event::EnvironmentAnswered{}); }
 
   // The functions below are for the agent's thread.
@@ -59,7 +60,8 @@ class Inbox {
   // (overlay::kPartsUnreadMax).
   std::vector<overlay::PublicationPart> take_parts();
   Status check_overflow() const;
-  // Whether a complete publication waits for pop().
+  // Whether a complete publication waits for pop(). A reference, because the engine watches the flag while it generates
+  // (EngineHost::policy_waits).
   const std::atomic<bool>& policy_waits() const { return policy_waits_; }
   void close() { events_.close(); }
 

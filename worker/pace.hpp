@@ -6,9 +6,9 @@
 
 namespace echoline::worker {
 
-// Models groups that are generated one after another at the given speed. If a result becomes ready late, because the
-// operating system woke this process late, the next ones are not delayed: the worker may then exceed the speed, and so
-// catch up by at most kCatchUpMax of a group's time.
+// Models groups that are generated one after another at the given speed. A result may become ready late because the
+// operating system woke this process late. This does not delay later results: they may exceed the speed until they have
+// caught up by at most kCatchUpMax of a group's time.
 class Pace {
  public:
   static constexpr double kCatchUpMax = 0.25;  // fraction of a group's time

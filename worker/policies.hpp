@@ -13,20 +13,21 @@ class InstallationQueue {
  public:
   struct Counts {
     std::uint64_t installed = 0;
-    // Sums over all installations: from the complete publication until the installation began, and from then until the
-    // policy was in place and reported.
+    // Sums over all installations: from the complete arrival of the publication until its installation began, and from
+    // then until the policy was in place and reported.
     Duration total_wait{}, total_install_time{};
   };
 
-  // `publication`: complete; newer than all before.
+  // `publication`: has arrived completely, and is newer than all before.
   void add(overlay::Publication publication, TimePoint arrived) {
     waiting_.push_back({std::move(publication), arrived});
   }
   bool empty() const { return waiting_.empty(); }
-  // Returns the oldest policy (there must be one). Its `activate` is false if a newer one waits. Its installation lasts
-  // until on_installed() or on_failed().
+  // Removes and returns the oldest policy (there must be one). Its `activate` is false if a newer one waits: the engine
+  // then need not generate with it. The installation lasts until on_installed() or on_failed().
   overlay::Publication begin_installation(TimePoint now) {
-    ECHO_CHECK(installation_begun_ == kNever && !waiting_.empty(), "{} policies wait", waiting_.size());
+    ECHO_CHECK(installation_begun_ == kNever && !waiting_.empty(), "{} policies wait, and none may be in installation",
+               waiting_.size());
     auto [publication, arrived] = std::move(waiting_.front());
     waiting_.pop_front();
     if (!waiting_.empty()) publication.activate = false;

@@ -29,11 +29,13 @@ class Vitals {
     vitals.set_rollouts(rollouts_generated_);
     vitals.set_busy_s(seconds(busy_time_));
     vitals.set_policies(policies.installed);
+    // From complete arrival to the end of the installation.
     vitals.set_install_s(seconds(policies.total_wait + policies.total_install_time));
     vitals.set_resident_bytes(memory_.resident.count);
-    vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);
+    vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);  // 0: not known
     return vitals;
   }
+  // The clock's epoch is before any work.
   void check() const { ECHO_CHECK(busy_time_ <= recorded_at_.time_since_epoch(), "more work than time"); }
 
  private:
@@ -55,8 +57,9 @@ class Progress {
   }
   bool is_due(TimePoint now) const { return now >= next_report_; }
   void on_reported(TimePoint now) { next_report_ = now + interval_; }
-  // Returns a number that grows with the worker's progress. `is_waiting`: results wait until they are due, or rollouts
-  // wait for the environment. Each call then counts as progress, because the engine may have nothing to do.
+  // Returns a number that grows with the worker's progress. `is_waiting`: results are held back to keep to the
+  // speed limit, or rollouts wait for the environment. The engine may then have nothing to do, so each call counts as
+  // progress.
   std::uint64_t next_count(std::uint64_t engine_progress, bool is_waiting) {
     if (is_waiting) ++waiting_reports_;
     return engine_progress + waiting_reports_;

@@ -25,7 +25,7 @@ std::vector<schema::Lease> WorkQueue::take_leases() {
 
 void WorkQueue::add_result(TimePoint begun, schema::Submission submission, TimePoint now) {
   const auto rollouts = static_cast<std::uint64_t>(submission.trajectories_size());
-  const TimePoint due = pace_ ? pace_->due_time(begun, rollouts, now) : now;
+  const TimePoint due = pace_ ? pace_->due_time(begun, rollouts, now) : now;  // never before that of earlier results
   results_.push_back({.due = due, .rollouts = rollouts, .submission = std::move(submission)});
   rollouts_ += rollouts;
 }

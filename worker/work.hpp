@@ -23,15 +23,15 @@ class WorkQueue {
   explicit WorkQueue(std::optional<double> rollouts_per_s_max);
 
   void add_leases(schema::WorkGrant& grant);  // moves the leases out of `grant`
-  std::vector<schema::Lease> take_leases();
-  bool has_leases() const { return !leases_.empty(); }  // whose groups have not begun
+  std::vector<schema::Lease> take_leases();   // removes and returns all leases; the caller begins their groups
+  bool has_leases() const { return !leases_.empty(); }
 
   // Adds the result of a group that was begun at `begun`. Its due time follows from the speed limit.
   void add_result(TimePoint begun, schema::Submission submission, TimePoint now);
-  // Removes and returns the first result if it is due.
+  // Removes and returns the result with the earliest due time, if that has come.
   std::optional<DueResult> take_due_result(TimePoint now);
   bool has_results() const { return !results_.empty(); }
-  // Due time of the first result; kNever if there is none.
+  // The earliest due time; kNever without results.
   TimePoint next_due() const { return results_.empty() ? kNever : results_.front().due; }
   std::vector<std::uint64_t> lease_ids_of_results() const;
 

@@ -62,7 +62,7 @@ Result<Step> step_and_wait(Episode& episode, std::string response, const std::at
   });
   std::unique_lock lock(outcome->mutex);
   const auto has_result = [&] { return outcome->result.has_value(); };
-  if (stop == nullptr) outcome->changed.wait(lock, has_result);
+  if (stop == nullptr) outcome->changed.wait(lock, has_result);  // the loop below then ends at once
   // No call notifies `changed` when `stop` becomes true, so the wait checks it at intervals.
   while (!outcome->changed.wait_for(lock, kStopCheckInterval, has_result))
     if (*stop) return fail(Code::kCancelled, "task", "the wait was cancelled");

@@ -17,7 +17,8 @@ std::string unknown_name(std::string_view name, std::span<const std::string> kno
 
 std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t key) {
   ECHO_CHECK(index < size, "index {} of {}", index, size);
-  const auto half_bits = std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(std::bit_width(size - 1)) + 1) / 2);
+  const auto index_bits = static_cast<std::uint64_t>(std::bit_width(size - 1));
+  const std::uint64_t half_bits = std::max<std::uint64_t>(1, (index_bits + 1) / 2);  // rounded up
   const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
   constexpr std::uint64_t kFeistelRounds = 4;
   // A Feistel round mixes one half with a hash of the other and swaps them. That can be undone, so no two numbers of
@@ -35,7 +36,8 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
 }
 
 std::uint64_t shuffled_cycle(std::uint64_t index, std::uint64_t size, std::uint64_t key) {
-  return permuted(index % size, size, mix64(key ^ mix64(index / size + 1)));
+  const std::uint64_t round = index / size + 1;  // from 1
+  return permuted(index % size, size, mix64(key ^ mix64(round)));
 }
 
 }  // namespace echoline::data_plane

@@ -22,7 +22,8 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
 // Position `index` of an endless stream that goes through [0, size) again and again, each round in a different order.
 std::uint64_t shuffled_cycle(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
-// A built-in adapter. `read_options` is the only reader of its options: run files, make() and the reference share it.
+// A built-in adapter. `read_options` is the only reader of its options. Run files, make() and the documentation of the
+// keys use it.
 struct BuiltIn {
   const char* name;
   const char* meaning;
@@ -36,11 +37,11 @@ extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, 
 
 template <class Options>
 Result<Options> options_from_json(std::string_view adapter, std::string_view json, AdapterUse use) {
-  // Options sent to workers may contain whole files, so they are larger than the limit for a user's configuration. They
-  // are JSON written by this program.
-  const bool is_data_file = use == AdapterUse::kScoring && !json.empty();
+  // The learner writes a worker's options as JSON. They may contain whole files, so they may be larger than the limit
+  // for a user's configuration.
+  const bool written_by_learner = use == AdapterUse::kScoring && !json.empty();
   const std::string name = fmt::format("options of {}", adapter);
-  ECHO_ASSIGN(ConfigFile file, is_data_file ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));
+  ECHO_ASSIGN(ConfigFile file, written_by_learner ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));
   Options options;
   options.read(file.root(), use);
   ECHO_TRY(file.finish());

@@ -73,11 +73,12 @@ class Arithmetic final : public Adapter {
                  .correct = correct};
   }
 
-  // The correct result or, if carries_forgotten > 0, the result of a careless teacher that the policy can surpass.
+  // The correct result. For a sum, if carries_forgotten > 0: the result of a careless teacher that the policy can
+  // surpass.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t a = 0, b = 0;
     if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
-    Random random(random_key_, mix64(a * operand_values_ + b));
+    Random random(random_key_, mix64(a * operand_values_ + b));  // the same mistakes each time
     std::uint64_t sum = 0, carry = 0;
     // Adds column by column, from the right; a forgotten carry is lost.
     for (std::uint64_t place_value = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, place_value *= 10) {
@@ -109,7 +110,7 @@ class Arithmetic final : public Adapter {
   std::uint64_t evaluation_problems_;
   double partial_credit_;
   double carries_forgotten_;
-  std::uint64_t random_key_;  // chooses the permutations
+  std::uint64_t random_key_;  // chooses the permutation of all problems; plus 1, the order of the training problems
 };
 
 struct Options {

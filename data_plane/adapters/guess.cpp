@@ -1,5 +1,6 @@
-// The task "guess": "20-35=" asks for a number from 20 to 35. The policy receives '+' (the number is higher) or '-'
-// (lower) and guesses again. It is the smallest task of many turns in which a strategy can be learned: bisection.
+// The task "guess": "20-35=" asks for a number from 20 to 35. The policy receives '+' (the number is higher), '-'
+// (lower) or '?' (its response was no number) and guesses again. It is the smallest task of many turns in which a
+// strategy can be learned: bisection.
 #include <algorithm>
 #include <charconv>
 
@@ -111,7 +112,7 @@ class Guess final : public Adapter {
   }
 
   const Options options_;
-  const std::uint64_t shuffle_key_;
+  const std::uint64_t shuffle_key_;  // chooses the permutation of all problems; plus 1, the order of the training ones
 };
 
 }  // namespace

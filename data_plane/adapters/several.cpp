@@ -40,7 +40,8 @@ class Several final : public Adapter {
     for (const Part& part : parts_) common_divisor = std::gcd(common_divisor, part.weight);
     for (Part& part : parts_) {
       part.weight /= common_divisor;
-      part.first_slot = std::exchange(slots_per_round_, slots_per_round_ + part.weight);
+      part.first_slot = slots_per_round_;
+      slots_per_round_ += part.weight;
     }
   }
 

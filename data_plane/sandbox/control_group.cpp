@@ -45,7 +45,7 @@ std::optional<std::filesystem::path> own_group(const std::filesystem::path& file
 
 std::optional<ControlGroups> ControlGroups::make(const std::filesystem::path& mount,
                                                  const std::filesystem::path& own_group_file) {
-  static std::atomic<unsigned> groups_made = 0;
+  static std::atomic<unsigned> folders_made = 0;  // by this process, for their names
   auto group = own_group(own_group_file);
   if (!group) return std::nullopt;
   while (!group->empty()) {
@@ -54,7 +54,7 @@ std::optional<ControlGroups> ControlGroups::make(const std::filesystem::path& mo
     if (!has_word(candidate / "cgroup.subtree_control", "memory") ||
         !has_word(candidate / "cgroup.subtree_control", "pids"))
       continue;
-    const auto folder = candidate / fmt::format("echoline-sandbox-{}-{}", ::getpid(), groups_made++);
+    const auto folder = candidate / fmt::format("echoline-sandbox-{}-{}", ::getpid(), folders_made++);
     if (::mkdir(folder.c_str(), 0755) != 0) continue;
     ControlGroups groups(folder);
     if (write_value(folder / "cgroup.subtree_control", "+memory +pids")) return groups;

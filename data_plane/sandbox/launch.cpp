@@ -112,7 +112,7 @@ Status add_files(BubblewrapArguments& arguments, InheritedDescriptors& inherited
     if (!source)
       return fail(Code::kInvalid, kOperation, "{}: cannot be shown to the program: {}", path.string(),
                   std::strerror(errno));
-    if (supports_ro_bind_fd)  // bubblewrap closes them before the program starts
+    if (supports_ro_bind_fd)  // bubblewrap closes the descriptor before the program starts
       arguments.add("--ro-bind-fd", inherited.add(std::move(source)), path.string());
     else
       arguments.add("--ro-bind", path.string(), path.string());
@@ -217,7 +217,7 @@ int run_child(void* argument) {
   for (std::size_t i = 0; i < 3; ++i)
     if ((standard_fds[i] = ::fcntl(child.standard_fds[i], F_DUPFD, first_free_fd)) < 0)
       return exit_with_error(child, "hand over a descriptor");
-  if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1)
+  if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1)  // 0: the process that writes
     return exit_with_error(child, "enter the cgroup");
   for (int i = 0; i < 3; ++i) ::dup2(standard_fds[static_cast<std::size_t>(i)], i);
   for (std::size_t i = 0; i < child.inherited_count; ++i) ::dup2(child.moved_fds[i], kFirstFd + static_cast<int>(i));
@@ -284,13 +284,13 @@ bool set_resource_limits(pid_t pid, const Limits& limits) {
     return ::prlimit(pid, resource, &limit, nullptr) == 0;
   };
   const auto set_both = [&](auto resource, std::uint64_t value) { return set(resource, value, value); };
-  const std::uint64_t cpu = limits.cpu ? static_cast<std::uint64_t>(seconds(*limits.cpu)) + kCpuMarginSeconds : 0;
+  const std::uint64_t cpu_s = limits.cpu ? static_cast<std::uint64_t>(seconds(*limits.cpu)) + kCpuMarginSeconds : 0;
   return set_both(RLIMIT_NPROC, limits.processes + 1) &&  // one more for bubblewrap
          set_both(RLIMIT_AS, limits.memory.count * kAddressesPerMemory) && set_both(RLIMIT_FSIZE, limits.file.count) &&
          set_both(RLIMIT_NOFILE, limits.open_files) && set_both(RLIMIT_CORE, 0) &&
          set_both(RLIMIT_MEMLOCK, kLockedBytesMax) && set_both(RLIMIT_MSGQUEUE, 0) && set_both(RLIMIT_NICE, 0) &&
          set_both(RLIMIT_RTPRIO, 0) && set_both(RLIMIT_SIGPENDING, kPendingSignalsMax) &&
-         (!limits.cpu || set(RLIMIT_CPU, cpu, cpu + 1));
+         (!limits.cpu || set(RLIMIT_CPU, cpu_s, cpu_s + 1));  // SIGXCPU first, SIGKILL a second later
 }
 
 int set_limits_as_user(void* argument) {

@@ -95,7 +95,7 @@ SandboxedProgram::SandboxedProgram(Limits limits, LaunchedProgram launched, std:
       group_(std::move(group)),
       begun_at_(SystemClock().now()),
       deadline_(begun_at_ + kSetUpTimeout),
-      next_usage_check_(deadline_),
+      next_usage_check_(deadline_),  // not before the program has started
       usage_interval_(kUsageInterval) {}
 
 std::shared_ptr<ProcessState> SandboxedProgram::connect_process() {

@@ -53,7 +53,7 @@ std::uint64_t proportional_anonymous_bytes(int process) {
   if (line == std::string_view::npos)
     return anonymous_bytes(process, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
   text.remove_prefix(line);
-  return next_number(text) * 1024;
+  return next_number(text) * 1024;  // the file has KiB
 }
 
 // CPU ticks of the process and of its children that ended.

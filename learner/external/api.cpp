@@ -29,7 +29,7 @@ using httplib::Response;
 using nlohmann::json;
 
 // Figures: a trainer's named numbers of a step, for the step's row of metrics.jsonl.
-constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
+constexpr std::size_t kFiguresMax = 64, kFigureNameBytesMax = 64;
 constexpr double kWaitSecondsMax = 60, kLeaseSecondsDefault = 600, kLeaseSecondsMax = 86'400;
 constexpr std::size_t kCallsRemembered = 1024;
 constexpr int kTokenWords = 8;  // length of the token, in words of 32 random bits
@@ -97,8 +97,8 @@ Result<json> figures_of(const std::string& body) {
   if (!figures.is_object()) return wrong("figures that are no JSON object");
   if (figures.size() > kFiguresMax) return wrong(fmt::format("{} numbers", figures.size()));
   for (const auto& [name, value] : figures.items())
-    if (name.empty() || name.size() > kFigureNameMax || !value.is_number() || !std::isfinite(value.get<double>()))
-      return wrong("'" + printable(name.substr(0, kFigureNameMax)) + "'");
+    if (name.empty() || name.size() > kFigureNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
+      return wrong("'" + printable(name.substr(0, kFigureNameBytesMax)) + "'");
   return figures;
 }
 
@@ -163,7 +163,7 @@ struct TrainerServer::State {
 
   Status listen_on_loopback() {
     constexpr std::string_view kHost = "127.0.0.1:";
-    Result<std::uint64_t> port = fail(Code::kInvalid, "learner.api", "no port of 127.0.0.1");
+    Result<std::uint64_t> port = fail(Code::kInvalid, "learner.api", "no port of 127.0.0.1");  // until it is read
     if (options.listen.starts_with(kHost)) port = whole_number(options.listen.substr(kHost.size()), "learner.api");
     if (!port || *port > 65'535)
       return fail(Code::kInvalid, "learner.api",

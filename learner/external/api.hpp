@@ -19,13 +19,13 @@ struct TrainerServerOptions {
   std::filesystem::path folder;                  // of the run
   Bytes body_max{1ull << 40};                    // of one call
   Duration idle_max = std::chrono::minutes(10);  // of a connection between two calls
-  // Time limit for a call's body, and for its answer, beside one second per 10 MB.
+  // The time limit for a call's body, and that for its answer, is this plus one second per 10 MB.
   Duration transfer_time_base = std::chrono::seconds(60);
   nlohmann::json run_facts;  // what does not change during the run, such as its name; part of answers to /v1/status
   // Reads the policy of `version` from the bytes of a safetensors file. Returns an error if workers could not generate
   // with it. Called on any thread, as are the next two.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
-  // Reads it from the path of a file or folder instead. `strip_prefix` is removed from the tensors' names.
+  // Reads the policy of `version` from a file or folder instead. `strip_prefix` is removed from the tensors' names.
   std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path,
                                           const std::string& strip_prefix)>
       read_policy;

@@ -15,6 +15,8 @@ namespace echoline::learner {
 //   response_tokens I32 [N], response_ends I64 [n]
 //   logprobs F32 [N], versions I64 [N], loss_mask U8 [N]  of each response token
 //   group, member, worker I64 [n], reward F64 [n], correct, finished U8 [n]
+//   routed_experts I16 [P + N, layers, experts per token]: of each trajectory's prompt, then of its response; -1: not
+//     known. Only if the engine told the experts of at least one trajectory.
 //
 // The metadata's "problems" is a JSON list of the problems' ids. kInvalid for an empty batch; kExhausted if it does
 // not fit into memory.

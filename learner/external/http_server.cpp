@@ -137,6 +137,7 @@ class HttpServer::Connection final : public httplib::Stream {
   }
 
   bool is_readable() const override { return begin_ < end_ || wait_ready(POLLIN, server_.clock_.now()); }
+  // Waits until the socket takes more bytes. False if the answer's deadline or the server's end comes first.
   bool is_writable() const override {
     for (;;) {
       const TimePoint give_up_at = std::min(deadline(sent_bytes_), server_.end_by_.load());

@@ -19,9 +19,10 @@ std::string text_of(const model::AdapterConfig& adapter) {
 
 // Removes the name that PEFT's modules give an adapter, as in lora_A.default.weight.
 void remove_default(std::string& name) {
-  constexpr std::string_view kDefault = ".default";
-  if (const std::size_t at = name.find(kDefault); at != std::string::npos && model::is_adapter_tensor(name) &&
-                                                  name.compare(at + kDefault.size(), 7, ".weight") == 0)
+  constexpr std::string_view kDefault = ".default", kWeight = ".weight";
+  const std::size_t at = name.find(kDefault);
+  if (at != std::string::npos && model::is_adapter_tensor(name) &&
+      name.compare(at + kDefault.size(), kWeight.size(), kWeight) == 0)
     name.erase(at, kDefault.size());
 }
 

@@ -14,8 +14,8 @@ Status check_adapter_config(std::string_view peft_json, const model::AdapterConf
 
 // The policy of `base` and a published adapter, in bf16; it shares the memory of `base`. `published`: the adapter's
 // tensors, bf16 or fp32, under PEFT's names with or without ".default", or the whole policy of the trainer. kInvalid
-// names the tensor: one that is missing, unknown, of another shape or type, has a value that is not finite, or is of
-// another base.
+// names a tensor that is missing or unknown, has another shape or type or a value that is not finite, or differs from
+// that of `base`.
 Result<delta::OwnedState> join_published(const delta::SharedState& base, delta::StateView published,
                                          const model::AdapterConfig& run_adapter);
 

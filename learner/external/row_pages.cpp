@@ -60,7 +60,7 @@ Result<RowPage> RowPages::last(std::uint64_t rows_max) {
     for (; rows.size() > 1 && (bytes > kPageBytesMax || rows.size() > rows_max); rows.pop_front())
       bytes -= rows.front().size() + 1;
   }
-  if (rows_max == 0) rows.clear();
+  if (rows_max == 0) rows.clear();  // the loop above keeps at least one row
   RowPage page{.rows = "[", .next = {}, .more = false};
   for (const std::string& row : rows) page.rows += (page.rows.size() > 1 ? "," : "") + row;
   page.rows += ']';

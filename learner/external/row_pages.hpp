@@ -33,12 +33,12 @@ class RowPages {
   Result<RowPage> last(std::uint64_t rows_max);
 
  private:
-  RowPlace mark_before(std::uint64_t row) const;  // the last known place at or before row `row`, counted from 0
+  RowPlace mark_before(std::uint64_t row) const;  // the last mark at or before row `row`, counted from 0
   void add_mark(const RowPlace& place);
 
   std::filesystem::path path_;
   mutable std::mutex mutex_;
-  std::vector<RowPlace> marks_;  // known places of some rows, ascending; guarded by mutex_
+  std::vector<RowPlace> marks_;  // known places of every 4,096th row, ascending; guarded by mutex_
 };
 
 }  // namespace echoline::learner

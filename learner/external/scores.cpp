@@ -39,6 +39,7 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
     ECHO_ASSIGN(values, values_of(tensor, tokens));
   }
   if (scores.logprobs.size() != tokens) return fail(Code::kInvalid, "scores", "the tensor logprobs is missing");
+  // NaN (not computed) is accepted, because each comparison with it is false.
   for (const float logprob : scores.logprobs)
     if (logprob > kRoundingErrorMax)
       return fail(Code::kInvalid, "scores", "a log-probability is {}, which is above 0", logprob);
@@ -59,7 +60,7 @@ ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, con
     next_begin += static_cast<std::size_t>(trajectory.response_tokens_size());
     double surprise = 0, dispute = 0, entropy_sum = 0, kl_sum = 0;
     std::uint64_t tokens = 0;
-    bool is_complete = true;
+    bool is_complete = true;  // all of its trained tokens have scores
     for (int i = 0; i < trajectory.response_tokens_size() && is_complete; ++i) {
       if (trajectory.loss_mask_size() != 0 && trajectory.loss_mask(i) == 0) continue;
       const std::size_t token = begin + static_cast<std::size_t>(i);

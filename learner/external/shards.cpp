@@ -70,8 +70,10 @@ void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Bo
           to_element * shape[dimension] + box.begin[dimension] + (dimension < run_dimension ? index[dimension] : 0);
     std::memcpy(to.data() + static_cast<std::size_t>(to_element) * element_bytes, from.data() + from_byte, run_bytes);
     // The next index, with the last dimension counting fastest.
-    for (std::size_t dimension = run_dimension; dimension-- > 0 && ++index[dimension] == box.length[dimension];)
+    for (std::size_t dimension = run_dimension; dimension-- > 0;) {
+      if (++index[dimension] < box.length[dimension]) break;
       index[dimension] = 0;
+    }
   }
 }
 
@@ -202,7 +204,7 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
       if (placed_piece.box != overlapping->box) return refuse(*overlapping, placed_piece, "overlap");
       const auto values = placed_piece.piece->content.bytes, other_values = overlapping->piece->content.bytes;
       if (!std::equal(values.begin(), values.end(), other_values.begin(), other_values.end()))
-        return refuse(*overlapping, placed_piece, "have other values");
+        return refuse(*overlapping, placed_piece, "are one part with different values");
     }
     ECHO_ASSIGN(const std::int64_t elements, delta::element_count(first.shape));
     if (covered_elements != elements)

@@ -29,10 +29,10 @@ class ShardCollector {
   //   {"rank": 2, "ranks": 4, "attempt": TEXT, "tensors": {PIECE: {"name": TENSOR, "shape": [...], "offset": [...]}}}.
   // Every tensor of the file is a piece: a box within the whole tensor `name` of that shape, from index `offset` on.
   // Equal pieces of several ranks must have equal bytes. Returns the policy if this was the last part.
-  // kInvalid, naming rank and tensor: a malformed part, other bytes than this rank's part before, pieces that overlap,
-  // or differ, or (with the last part) elements that no piece has; then that version's parts are dropped. A part of a
-  // version that is complete is accepted without effect. kStale: a later version has parts. kExhausted: the parts
-  // exceed bytes_max.
+  // A part of a version that is complete is accepted without effect. kInvalid names rank and tensor: the part is
+  // malformed, or has other bytes than this rank's part before. If the last part shows that pieces overlap or differ,
+  // or that no piece has an element, it is kInvalid as well, and all parts of the version are dropped. kStale: a later
+  // version has parts. kExhausted: the parts exceed bytes_max.
   Result<std::optional<delta::OwnedState>> add(Version version, std::string bytes);
 
   // {"version", "attempt", "ranks", "missing": [ranks]} of the version that is being collected; null if none.

@@ -1,8 +1,6 @@
 // The policy source of a run with an external trainer. The service calls it; the trainer answers through the API.
 #include "learner/external/source.hpp"
 
-#include <sys/stat.h>
-
 #include <cmath>
 #include <mutex>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/private_file.hpp"
 #include "data_plane/policy_input.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
@@ -150,7 +149,7 @@ class ExternalSource final : public PolicySource {
   Status checkpoint() override {
     if (!policy_) return ok();
     if (saved_version_ != policy_version_) ECHO_TRY(save());
-    if (checkpoint_to_place_.empty()) return ok();  // it is set, too, if an earlier call could not place its checkpoint
+    if (checkpoint_to_place_.empty()) return ok();  // not empty after an earlier call that could not place it
     ECHO_TRY(model::place_directory(checkpoint_to_place_ / kCheckpointModel, host_.record.folder() / "model",
                                     /*link=*/true));
     checkpoint_to_place_.clear();
@@ -162,7 +161,7 @@ class ExternalSource final : public PolicySource {
     const auto write = [&](const std::filesystem::path& folder) -> Status {
       ECHO_ASSIGN(nlohmann::json state, write_policy(folder, checkpoints(), host_.task.files, policy_->view()));
       state.update({{"format", kCheckpointFormat}, {"trainer", "external"}, {"steps", policy_version_.value}});
-      return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
+      return write_file_atomic(folder / kCheckpointState, json_text(state, /*indent=*/2) + "\n");
     };
     ECHO_ASSIGN(checkpoint_to_place_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
                                                      host_.config.learner.checkpoints_kept, write));
@@ -190,11 +189,8 @@ class ExternalSource final : public PolicySource {
       return admit(version, to_policy(joined.view()));
     };
     ECHO_ASSIGN(trainer_server_, TrainerServer::start(std::move(options), *trainer_link_));
-    // Only the owner may read the file, because it contains a secret token.
-    const mode_t mask = ::umask(0177);
-    const Status written = write_file_atomic(address_file(), json_text(trainer_server_->address(), 2) + "\n");
-    ::umask(mask);
-    ECHO_TRY(written);
+    // The file contains a secret token.
+    ECHO_TRY(write_private_file_atomic(address_file(), json_text(trainer_server_->address(), /*indent=*/2) + "\n"));
     log::info("waiting for a trainer: {} says where", address_file().string());
     return ok();
   }
@@ -371,10 +367,11 @@ class ExternalSource final : public PolicySource {
     const std::lock_guard lock(probe_mutex_);  // one probe at a time
     Status accepted = policy ? probe(*policy) : Status(policy.error());
     if (accepted) return policy;
-    if (std::string reason = accepted.error().message();
-        std::exchange(last_refusal_, std::pair(version, reason)) != std::pair(version, reason)) {  // reported once
-      log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
-      host_.record.append_event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
+    std::pair<Version, std::string> refusal(version, accepted.error().message());
+    if (refusal != last_refusal_) {  // a repeated refusal is reported once
+      log::warn("the trainer's policy of version {} is refused: {}", version.value, refusal.second);
+      host_.record.append_event("policy_refused", {{"version", version.value}, {"reason", refusal.second}});
+      last_refusal_ = std::move(refusal);
     }
     return std::move(accepted).error();
   }

@@ -86,6 +86,7 @@ class TrainerLink {
   Result<std::uint64_t> consume(const std::string& lease, nlohmann::json figures);
   // Reports the trainer's log-probabilities of the batch's tokens, before consuming it. The last call counts.
   Status submit_scores(const std::string& lease, TokenScores scores);
+  // Returns the number of response tokens in the batch.
   Result<std::size_t> response_tokens(const std::string& lease) const;
   // Returns the batch untrained. Ends the lease: any trainer may take the batch.
   Status return_batch(const std::string& lease);
@@ -107,7 +108,7 @@ class TrainerLink {
   struct Batch {
     std::uint64_t step = 0;
     std::shared_ptr<const std::string> bytes;
-    std::size_t tokens = 0;
+    std::size_t tokens = 0;  // of all responses
     std::string lease = {};  // empty: not taken
     TimePoint lease_end{};
     std::optional<nlohmann::json> figures = {};  // set once it is consumed

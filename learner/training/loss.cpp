@@ -18,6 +18,7 @@ torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch:
                                     const torch::Tensor& mask, double second_moment_max) {
   const torch::Tensor squared_log_ratio = log_ratio.square() * mask;
   const torch::Tensor widens = (log_ratio * advantages > 0) & (mask > 0);
+  // -1 marks tokens that must stay, so they come last.
   const auto [largest, order] =
       torch::where(widens, squared_log_ratio, -torch::ones_like(squared_log_ratio)).sort(1, /*descending=*/true);
   // Column i decides on the token with the i-th largest term, when the i larger ones are removed. It is removed if the

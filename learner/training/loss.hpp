@@ -21,8 +21,8 @@
 //                none           J = [w]·A·log π_θ
 //
 //                If a response's mean of (log π_θ/π_μ)² exceeds the bound, its tokens with the largest terms get k = 0
-//                until the mean of the others is within the bound. Only tokens whose term A would increase are chosen.
-//                All other tokens have k = 1.
+//                until the mean of the others is within the bound. Only tokens that the update would move further from
+//                π_μ are chosen. All other tokens have k = 1.
 //
 //   aggregation  loss = −Σ m·a·J   a: 1/(tokens of the minibatch), 1/(sequences · tokens of i), 1/sequences,
 //                1/(sequences · fixed length); m is the loss mask

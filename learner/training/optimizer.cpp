@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <utility>
 
 #include "model/cuda/training_device.hpp"
@@ -11,8 +12,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::int64_t kBlock = 256;  // values that share a scale
-// Values per part of an update; bounds memory. On a CPU, they fit into caches. On a GPU, each part costs a dozen
-// launches, so that parts are larger.
+// Values per part of an update, a multiple of kBlock; bounds memory. On a CPU, they fit into caches. On a GPU, each
+// part costs a dozen launches, so parts are larger.
 std::int64_t values_per_part(const torch::Tensor& tensor) {
   return tensor.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26;
 }
@@ -37,7 +38,8 @@ torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
   return (place * kPlaceFactor + static_cast<double>(updates) * kUpdateFactor).frac().to(torch::kFloat32);
 }
 
-// optimizer.hpp defines the codes of both moments. A scale is the largest magnitude of a block.
+// optimizer.hpp defines the codes of both moments. A scale is the largest magnitude of a block. narrow() drops the
+// zeros that in_blocks() has added.
 torch::Tensor decode_moment1(const torch::Tensor& codes, const torch::Tensor& scales) {
   const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kMoment1Steps);
   return root.mul(root.abs()).mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
@@ -157,12 +159,12 @@ double AdamW::learning_rate() const {
   const double progress = std::min(1.0, static_cast<double>(updates_ - config_.warmup_updates) /
                                             static_cast<double>(config_.updates_expected - config_.warmup_updates));
   const double share_left =
-      config_.schedule == Schedule::kLinear ? 1 - progress : (1 + std::cos(progress * std::acos(-1.0))) / 2;
+      config_.schedule == Schedule::kLinear ? 1 - progress : (1 + std::cos(progress * std::numbers::pi)) / 2;
   return config_.learning_rate * (config_.final_share + (1 - config_.final_share) * share_left);
 }
 
 void AdamW::update(Slot& slot, const torch::Tensor& gradient, double clip_factor, double rate) {
-  const auto update_number = static_cast<double>(updates_);
+  const auto update_number = static_cast<double>(updates_);  // step() has counted this update already
   const double correction1 = 1.0 - std::pow(config_.beta1, update_number),
                correction2 = 1.0 - std::pow(config_.beta2, update_number);
   const bool decays = slot.master.dim() >= 2 && config_.weight_decay > 0, is_coded = slot.scale1.defined();
@@ -235,9 +237,15 @@ double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
 void AdamW::update_fused(const std::vector<torch::Tensor>& gradients, double clip_factor, double rate) {
   const auto update_number = static_cast<double>(updates_);
   const torch::Device device = slots_[0].master.device();
-  model::training::update(fused_updates(gradients),
-                          {clip_factor, config_.beta1, config_.beta2, 1.0 - std::pow(config_.beta1, update_number),
-                           1.0 - std::pow(config_.beta2, update_number), config_.epsilon, rate, config_.weight_decay},
+  const model::training::AdamWFactors factors{.clip = clip_factor,
+                                              .beta1 = config_.beta1,
+                                              .beta2 = config_.beta2,
+                                              .correction1 = 1.0 - std::pow(config_.beta1, update_number),
+                                              .correction2 = 1.0 - std::pow(config_.beta2, update_number),
+                                              .epsilon = config_.epsilon,
+                                              .rate = rate,
+                                              .weight_decay = config_.weight_decay};
+  model::training::update(fused_updates(gradients), factors,
                           config_.moments == Moments::kInt8 ? thresholds(updates_, device) : torch::Tensor());
 }
 

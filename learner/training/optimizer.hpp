@@ -74,6 +74,9 @@ class AdamW {
   // Starts another phase of training: masters take the parameters' current values, and the moments start at zero.
   void reset(const OptimizerConfig& config);
 
+  // Other rates and limits from the next update on. The storage of moments must stay.
+  void set_config(const OptimizerConfig& config) { config_ = config; }
+
   std::int64_t updates() const { return updates_; }
   void set_updates(std::int64_t updates) { updates_ = updates; }
   const OptimizerConfig& config() const { return config_; }

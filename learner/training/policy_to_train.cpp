@@ -6,8 +6,10 @@
 #include <random>
 
 #include "base/clock.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "learner/training/built_in.hpp"
+#include "learner/training/datum_loss.hpp"
 #include "learner/training/warm_start.hpp"
 #include "model/finite.hpp"
 #include "model/probe.hpp"
@@ -214,6 +216,47 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
                      {"response_tokens", report.response_tokens}};  // without masked tokens
   trained.scrutiny = std::move(report.scrutiny);
   return std::optional(std::move(trained));
+}
+
+Result<DatumResult> PolicyToTrain::forward_backward(const DatumBatch& batch) {
+  return compute_datum_loss(*model_, trainer_->optimizer(), batch, host_.config.learner.microbatch_tokens);
+}
+
+Result<AdamReport> PolicyToTrain::optim_step(const AdamSettings& settings) {
+  ECHO_ASSIGN(const OptimizerConfig config, optimizer_config(settings, host_.config.learner.optimizer));
+  trainer_->optimizer().set_config(config);
+  const UpdateReport report = trainer_->optimizer().step();
+  if (report.applied) trainer_->set_steps(trainer_->steps() + 1);
+  return AdamReport{.gradient_norm = report.gradient_norm, .applied = report.applied};
+}
+
+Status PolicyToTrain::begin_adapter(std::optional<std::uint64_t> seed) {
+  ECHO_TRY(model::init_adapter(*model_, seed.value_or(host_.config.run.seed)));
+  trainer_->optimizer().clear_gradients();
+  trainer_->optimizer().reset(host_.config.learner.optimizer);
+  trainer_->set_steps(trainer_->steps() + 1);
+  return ok();
+}
+
+// Written beside the folder first, so that an end of the process leaves the earlier state or the new one.
+Status PolicyToTrain::save_state(const std::filesystem::path& folder) {
+  const std::filesystem::path next = folder.string() + ".next";
+  std::error_code error;
+  std::filesystem::remove_all(next, error);
+  ECHO_TRY(save_checkpoint(next, *trainer_, host_.task.files, checkpoint_digests_, /*keep_last=*/1));
+  std::filesystem::remove_all(folder, error);
+  std::filesystem::rename(next, folder, error);
+  if (error) return fail(Code::kIo, "save weights", "{}: {}", folder.string(), error.message());
+  return ok();
+}
+
+Status PolicyToTrain::load_state(const std::filesystem::path& folder, bool optimizer) {
+  const std::int64_t steps = trainer_->steps();
+  ECHO_TRY(load_checkpoint(folder, *trainer_, checkpoint_digests_));
+  trainer_->optimizer().clear_gradients();
+  if (!optimizer) trainer_->optimizer().reset(host_.config.learner.optimizer);
+  trainer_->set_steps(steps + 1);
+  return ok();
 }
 
 Result<delta::SharedState> PolicyToTrain::policy(Version version) {

@@ -14,7 +14,7 @@
 
 namespace echoline::learner {
 
-class PolicyToTrain final : public PolicySource {
+class PolicyToTrain final : public PolicySource, public DatumTrainer {
  public:
   // Loads or initialises the model; with `resume`, also loads the run's newest checkpoint.
   static Result<std::unique_ptr<PolicyToTrain>> load(const SourceHost& host, bool resume);
@@ -27,6 +27,13 @@ class PolicyToTrain final : public PolicySource {
   Status evaluate(const char* when) override;
   Status checkpoint() override;
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
+  DatumTrainer* datum_trainer() override { return trainer_ ? this : nullptr; }
+
+  Result<DatumResult> forward_backward(const DatumBatch& batch) override;
+  Result<AdamReport> optim_step(const AdamSettings& settings) override;
+  Status begin_adapter(std::optional<std::uint64_t> seed) override;
+  Status save_state(const std::filesystem::path& folder) override;
+  Status load_state(const std::filesystem::path& folder, bool optimizer) override;
 
  private:
   explicit PolicyToTrain(const SourceHost& host) : host_(host) {}

@@ -13,6 +13,7 @@
 
 #include "base/random.hpp"
 #include "data_plane/policy_input.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "learner/batch.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
@@ -28,20 +29,24 @@ struct TrainingRow {
   std::vector<float> mask;
   double advantage = 0;
   WorkerId worker;
-  bool is_scrutinised = false;  // chosen to test its worker's log-probabilities (credibility.hpp)
+  bool is_scrutinised = false;        // chosen to test its worker's log-probabilities (credibility.hpp)
+  std::vector<std::int16_t> experts;  // for model::ScoredSequence::experts; empty: not known, or not replayed
 };
 
 namespace {
 
 using Groups = std::vector<std::vector<TrainingRow>>;
 
-// The number of responses that a step scrutinises: few enough to cost about a hundredth of its time, but enough to
-// judge each worker of a small fleet.
+// A step scrutinises one in 32 of its responses, and at least 16 in all: few enough to cost about a hundredth of its
+// time, but enough to judge each worker of a small fleet.
 constexpr std::size_t kScrutinisedDivisor = 32, kScrutinisedMin = 16;
 
-constexpr std::size_t kAttentionPairsMax = 1 << 24;  // pairs of prompt tokens in all rows of an evaluation batch
+// Pairs of prompt tokens in all rows of an evaluation batch; bounds the memory of attention.
+constexpr std::size_t kAttentionPairsMax = 1 << 24;
 
-model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt_tokens, row.mask}; }
+model::ScoredSequence sequence_of(const TrainingRow& row) {
+  return {row.tokens, row.prompt_tokens, row.mask, row.experts};
+}
 
 // Rows in the layout of the model and the loss. Tensors of the loss are [rows, width]: each row's response tokens,
 // right-padded.
@@ -60,14 +65,15 @@ struct PackedRows {
   }
 };
 
-PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& device) {
+PackedRows pack(const std::vector<TrainingRow*>& rows, const model::Transformer& model) {
+  const torch::Device device = model.device();
   PackedRows packed;
   std::vector<model::ScoredSequence> sequences;
   for (const TrainingRow* row : rows) {
     sequences.push_back(sequence_of(*row));
     packed.width = std::max(packed.width, std::ssize(row->mask));
   }
-  packed.tokens = model::pack(sequences, device);
+  packed.tokens = model::pack(sequences, device, model.config().expert_choices());
   const auto row_count = std::ssize(rows);
   packed.behaviour = torch::zeros({row_count, packed.width});
   packed.proximal = torch::zeros({row_count, packed.width});
@@ -117,7 +123,7 @@ std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRo
 }
 
 // One trajectory's row; its advantage depends on the group, and is set later.
-TrainingRow lay_out(const schema::Trajectory& trajectory) {
+Result<TrainingRow> lay_out(const schema::Trajectory& trajectory, bool router_replay) {
   TrainingRow row;
   row.prompt_tokens = static_cast<std::size_t>(trajectory.prompt_tokens_size());
   row.tokens.assign(trajectory.prompt_tokens().begin(), trajectory.prompt_tokens().end());
@@ -126,6 +132,10 @@ TrainingRow lay_out(const schema::Trajectory& trajectory) {
   row.worker = WorkerId{trajectory.worker()};
   row.mask.assign(row.behaviour.size(), 1.0f);
   if (trajectory.loss_mask_size() != 0) row.mask.assign(trajectory.loss_mask().begin(), trajectory.loss_mask().end());
+  if (router_replay) {
+    ECHO_ASSIGN(auto experts, data_plane::unpack_experts(trajectory.routed_experts(), row.tokens.size()));
+    row.experts = std::move(experts.values);
+  }
   return row;
 }
 
@@ -148,7 +158,8 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
     groups.emplace_back();
     for (const schema::Trajectory* trajectory : group) {
       ECHO_TRY(check_trainable(*trajectory, shape));
-      TrainingRow& row = groups.back().emplace_back(lay_out(*trajectory));
+      ECHO_ASSIGN(TrainingRow laid_out, lay_out(*trajectory, config.router_replay));
+      TrainingRow& row = groups.back().emplace_back(std::move(laid_out));
       if (config.truncated == Truncated::kMask && !trajectory->finished()) row.mask.assign(row.mask.size(), 0.0f);
       lengths.push_back(static_cast<double>(counted_tokens(row)));
       const bool is_penalised = config.truncated == Truncated::kPenalty && !trajectory->finished();
@@ -283,7 +294,9 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
   torch::NoGradGuard no_gradient;
   std::vector<ScrutinyFigures> scrutinies;
   for (const auto& part : microbatches(rows_to_score, config_.microbatch_tokens)) {
-    const PackedRows packed = pack(part, model_->device());
+    PackedRows packed = pack(part, *model_);
+    // The model chooses its own experts here. Otherwise a worker could choose experts that make its tokens likely.
+    packed.tokens.experts = torch::Tensor();
     scrutinies.push_back(compute_scrutiny(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature)));
   }
   std::map<WorkerId, Scrutiny> by_worker;
@@ -294,7 +307,7 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
 void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   torch::NoGradGuard no_gradient;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
-    const PackedRows packed = pack(part, model_->device());
+    const PackedRows packed = pack(part, *model_);
     const torch::Tensor scores =
         packed.scatter(model_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs)
             .to(torch::kCPU)
@@ -313,7 +326,7 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
   std::vector<ScrutinyFigures> scrutinies;
   std::vector<torch::Tensor> figures;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
-    const PackedRows packed = pack(part, model_->device());
+    const PackedRows packed = pack(part, *model_);
     const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
     if (scrutiny != nullptr) scrutinies.push_back(compute_scrutiny(part, packed, scores));
     LossInputs inputs{.log_probs = packed.scatter(scores.logprobs),
@@ -324,8 +337,10 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
                       .mask = packed.mask};
     if (reference_ != nullptr) {
       torch::NoGradGuard no_gradient;
+      model::PackedTokens tokens = packed.tokens;
+      tokens.experts = torch::Tensor();  // the reference policy chooses its own
       inputs.reference_log_probs =
-          packed.scatter(reference_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs);
+          packed.scatter(reference_->packed_logprobs(tokens, config_.temperature, /*as_trained=*/true).logprobs);
     }
     const LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
@@ -365,9 +380,11 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
     }
   }
   // The first update's scores serve for scrutiny as well, unless their arithmetic differs: without gradients, a CPU
-  // scores bf16 parameters in fp32.
+  // scores bf16 parameters in fp32, and scrutiny replays no experts.
   const bool same_arithmetic = model_->dtype() == torch::kFloat || !model_->device().is_cpu();
-  const bool update_scores_rows = config_.minibatches == 1 && same_arithmetic;
+  const bool replays =
+      std::any_of(trained.begin(), trained.end(), [](const auto* row) { return !row->experts.empty(); });
+  const bool update_scores_rows = config_.minibatches == 1 && same_arithmetic && !replays;
   report.scrutiny = scrutinise(groups, report.step, update_scores_rows ? trained : std::vector<TrainingRow*>());
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
   if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
@@ -396,7 +413,8 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
       const bool scores_rows = update_scores_rows && pass == 0;
       const UpdateReport update_report =
           update(rows, size, statistics, report.loss, scores_rows ? &report.scrutiny : nullptr);
-      ++(update_report.applied ? report.updates : report.updates_skipped);
+      std::int64_t& update_count = update_report.applied ? report.updates : report.updates_skipped;
+      ++update_count;
       report.gradient_norm += update_report.gradient_norm;
       report.learning_rate = update_report.learning_rate;
     }
@@ -496,7 +514,8 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
           options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt_tokens);
       return options.turn_tokens_max > 0 ? std::min(tokens_left, options.turn_tokens_max) : tokens_left;
     };
-    // Fills a batch with attempts that have the same number of tokens left, because generate() has one limit for all.
+    // Fills a batch with one or more attempts that have the same number of tokens left, because generate() has one
+    // limit for all.
     while (!waiting.empty()) {
       Attempt* attempt = waiting.front();
       longest_tokens = std::max(longest_tokens, attempt->tokens.size());

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTensors = "trainer.safetensors", kReference = kReferencePolicyFile;
+constexpr std::string_view kTensors = "trainer.safetensors";
 constexpr std::string_view kGenerator = "torch_generator";
 
 // A tensor's memory as a view; the tensor must be contiguous, on the CPU, and outlive the view.
@@ -91,7 +91,7 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
   if (!digests.reference_digest.empty() && reference != digests.reference_digest)
     return fail(Code::kInvalid, kOperation,
                 "{} was trained against the reference policy {}, {} is {}: it belongs to another run", path.string(),
-                reference.empty() ? "none" : reference, kReference, digests.reference_digest);
+                reference.empty() ? "none" : reference, kReferencePolicyFile, digests.reference_digest);
   return StoredState{.steps = json["steps"], .updates = json["updates"], .tensors_digest = json["tensors_digest"]};
 }
 
@@ -129,7 +129,7 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
                   {"config_digest", digests.config_digest},
                   {"tensors_digest", digest.hex()},
                   {"reference_digest", digests.reference_digest}});
-    return write_file_atomic(target / kCheckpointState, state.dump(2) + "\n");
+    return write_file_atomic(target / kCheckpointState, state.dump(/*indent=*/2) + "\n");
   });
 }
 
@@ -204,13 +204,13 @@ Result<ResumeReport> load_checkpoint(const fs::path& folder, Trainer& trainer, c
 Result<std::string> freeze_reference(const fs::path& folder, const delta::OwnedState& policy) {
   ECHO_TRY(make_folders(folder));
   ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy.view()));
-  ECHO_TRY(delta::write_safetensors(folder / kReference, policy.view(), {{"digest", digest.hex()}}));
+  ECHO_TRY(delta::write_safetensors(folder / kReferencePolicyFile, policy.view(), {{"digest", digest.hex()}}));
   return digest.hex();
 }
 
 Result<std::string> load_reference(const fs::path& folder, model::Transformer& model) {
   constexpr auto kOperation = "load reference policy";
-  const fs::path path = folder / kReference;
+  const fs::path path = folder / kReferencePolicyFile;
   auto file = delta::SafetensorsFile::open(path);
   if (!file && file.error().code == Code::kNotFound)
     return fail(Code::kNotFound, kOperation,

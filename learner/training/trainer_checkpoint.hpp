@@ -26,7 +26,7 @@ struct CheckpointDigests {
 };
 
 // Writes a checkpoint of `trainer` below `folder` (created if absent), then removes all but the newest `keep_last` (at
-// least 1). Returns the checkpoint's folder. kIo, kExhausted.
+// least 1). Returns the checkpoint's folder, or kIo or kExhausted.
 Result<std::filesystem::path> save_checkpoint(const std::filesystem::path& folder, const Trainer& trainer,
                                               const model::ModelFiles& files, const CheckpointDigests& digests,
                                               std::int64_t keep_last = 2);

@@ -101,7 +101,7 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   greedy.response_tokens_max = config.response_tokens_max;
   AdamW optimizer(named_parameters(model), config.optimizer);
   WarmStartReport report;
-  auto next_problem = static_cast<std::uint64_t>(config.probe_problems);
+  auto next_problem = static_cast<std::uint64_t>(config.probe_problems);  // the probe's problems are not trained on
   while (report.steps < config.steps_max && !report.reached_target) {
     ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next_problem, config.batch_problems));
     next_problem += static_cast<std::uint64_t>(config.batch_problems);

@@ -109,11 +109,11 @@ inline constexpr unsigned kAttendThreads = 128, kAttendThreadsFewRows = 256;
 // tokens of the row. The tokens of a row are divided into splits, and the last block to finish combines their results.
 // A block handles one split of a row for one key-value head and its query heads.
 struct AttendJob {
-  const Bf16* qkv;     // [rows, (heads + 2 kv_heads) * dim]
-  const Bf16* q_norm;  // [dim], or null
-  const Bf16* k_norm;  // [dim]; null if q_norm is
-  const float* cos;    // [positions, dim]
-  const float* sin;    // [positions, dim]; the first half is negated, so that both halves are x * cos + other * sin
+  const Bf16* qkv;                  // [rows, (heads + 2 kv_heads) * dim]
+  const Bf16* q_norm;               // [dim], or null
+  const Bf16* k_norm;               // [dim]; null if q_norm is
+  const float* cos;                 // [all positions, dim]
+  const float* sin;                 // [all positions, dim]; the first half is negated, as in RotateJob
   const std::int32_t* positions;    // [rows]: position of the new token; negative: the row is unused
   const std::int32_t* pages;        // page numbers of all rows, one row after another
   const std::int32_t* pages_begin;  // [rows]: start of a row's pages
@@ -154,7 +154,9 @@ ECHO_EITHER unsigned attend_padded_dim(unsigned dim) { return dim + dim / kWarpT
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
   constexpr std::size_t kScalars = 3;  // per team and head: maximum, weight sum and weight
-  return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_padded_dim(kDim) + kScalars));
+  const unsigned teams = threads / (kDim / kVectorCount);
+  // The queries, the new token's key and value in bf16, and each team's value sums and scalars.
+  return sizeof(float) * (kHeads * kDim + kDim + teams * kHeads * (attend_padded_dim(kDim) + kScalars));
 }
 
 // Computes split `split` of a row for one key-value head, which has at most kHeads query heads.
@@ -173,8 +175,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   struct ThreadValues {
     HeadPairs<kDim> pairs;
     float q[kHeads][kVectorCount], value_sums[kHeads][kVectorCount];
-    float max_score[kHeads], sum[kHeads],
-        scores[kTeamTokens][kHeads];  // `sum` is of the weights exp(score - max_score)
+    float scores[kTeamTokens][kHeads], max_score[kHeads];
+    float weight_sum[kHeads];  // of the weights exp(score - max_score)
     Vector keys[kTeamTokens], values[kTeamTokens];
     std::int32_t page;  // page of the tokens of the next round
   };
@@ -267,7 +269,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     ThreadValues& self = locals[thread];
     ECHO_UNROLL
     for (unsigned h = 0; h < kHeads; ++h) {
-      self.max_score[h] = -INFINITY, self.sum[h] = 0;
+      self.max_score[h] = -INFINITY, self.weight_sum[h] = 0;
       ECHO_UNROLL
       for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index) {
         self.q[h][dim_index] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + dim_index] : 0;
@@ -317,13 +319,13 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
         // For a team without tokens so far, 0 avoids -INFINITY - -INFINITY, which would be NaN.
         const float base = max_score == -INFINITY ? 0 : max_score, rescale = fast_exp(self.max_score[h] - base);
         self.max_score[h] = max_score;
-        self.sum[h] *= rescale;
+        self.weight_sum[h] *= rescale;
         ECHO_UNROLL
         for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index) self.value_sums[h][dim_index] *= rescale;
         ECHO_UNROLL
         for (unsigned i = 0; i < kTeamTokens; ++i) {
           const float token_weight = first_token + i < end ? fast_exp(self.scores[i][h] - base) : 0;
-          self.sum[h] += token_weight;
+          self.weight_sum[h] += token_weight;
           ECHO_UNROLL
           for (unsigned word = 0; word < 4; ++word) {
             self.value_sums[h][2 * word] += token_weight * first_of(self.values[i].words[word]);
@@ -345,7 +347,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       for (unsigned dim_index = 0; dim_index < kVectorCount; ++dim_index)
         value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(lane * kVectorCount + dim_index)] =
             self.value_sums[h][dim_index];
-      if (lane == 0) team_max_scores[team * kHeads + h] = self.max_score[h], team_sums[team * kHeads + h] = self.sum[h];
+      if (lane == 0)
+        team_max_scores[team * kHeads + h] = self.max_score[h], team_sums[team * kHeads + h] = self.weight_sum[h];
     }
   });
   const auto max_score_of = [&](unsigned h) {
@@ -385,7 +388,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   block.on_each_thread([&](unsigned thread) {
     for (unsigned element = thread; element < group * kDim; element += kThreads) {
       const unsigned h = element / kDim, dim_index = element % kDim;
-      const auto part = [&](unsigned s, unsigned i) {
+      const auto part = [&](unsigned s, unsigned i) {  // value i of the result of split s
         return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + i);
       };
       constexpr unsigned kBatch = 4;  // results loaded together, so that the loads do not wait for each other

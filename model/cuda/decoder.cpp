@@ -59,19 +59,24 @@ struct Decoder::Buffers {
     };
     const auto floats = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kFloat)); };
     const auto words = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kInt)); };
-    x = values(config.hidden_size), residual_update = values(config.hidden_size), normed = values(config.hidden_size),
+    x = values(config.hidden_size);
+    residual_update = values(config.hidden_size);
+    normed = values(config.hidden_size);
     attention_out = values(config.heads * config.head_dim);
     qkv = values((config.heads + 2 * config.kv_heads) * config.head_dim);
-    gate_up = values(2 * config.intermediate_size), inner = values(config.intermediate_size);
+    gate_up = values(2 * config.intermediate_size);
+    inner = values(config.intermediate_size);
     logits = values((config.vocab_size + kVectorCount - 1) / kVectorCount * kVectorCount);
     std::int64_t splits_max = 0;  // the most splits of all rows together, over all numbers of rows
     for (std::int64_t rows_used = 1; rows_used <= rows; ++rows_used)
       splits_max = std::max<std::int64_t>(splits_max,
                                           rows_used * attend_splits(processors, u32(rows_used), u32(config.kv_heads)));
+    // + 2: the maximum score and the sum of the weights (AttendJob).
     partial = floats(splits_max * config.kv_heads * attend_heads(u32(config.heads / config.kv_heads)) *
                      (config.head_dim + 2));
-    attend_arrived = words(rows * config.kv_heads), sample_arrived = words(rows);
-    max_logits = floats(rows * kSampleWarps * sample_blocks(u32(config.vocab_size))),
+    attend_arrived = words(rows * config.kv_heads);
+    sample_arrived = words(rows);
+    max_logits = floats(rows * kSampleWarps * sample_blocks(u32(config.vocab_size)));
     sums = torch::zeros_like(max_logits);
     const auto bytes = torch::TensorOptions().dtype(torch::kByte);
     const auto on_host = bytes.pinned_memory(device.is_cuda());
@@ -106,6 +111,7 @@ Status Decoder::check(const Transformer& model) {
   };
   if (model.dtype() != torch::kBFloat16) return invalid("the weights are not in bf16");
   if (config.adapter) return invalid("the model has an adapter, which its kernels do not compute");
+  if (config.experts) return invalid("the model is a mixture of experts, which its kernels do not compute");
   if (!attend_supports(u32(config.head_dim), u32(config.heads / config.kv_heads)))
     return invalid(
         "heads have {} values (expected 16, 32, 64 or 128), and {} query heads share a key (expected at most 8)",
@@ -232,7 +238,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
     const Tensor by_head = qkv.view({rows, longest, heads + 2 * kv, dim});
     const Tensor attention_out =
         backend_->attend(by_head.narrow(2, 0, heads), by_head.narrow(2, heads, kv), by_head.narrow(2, heads + kv, kv));
-    backend_->multiply(attention_out, layer.o, {}, residual_update);
+    backend_->multiply(attention_out, layer.o, /*bias=*/{}, residual_update);
     norm(x, residual_update, layer.post_norm, normed);
     multiply_gate_up(layer, normed, gate_up);
     backend_->run(GateJob{.gate = bf16(gate_up),
@@ -241,7 +247,7 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
                           .rows = u32(tokens),
                           .width = u32(width),
                           .stride = u32(2 * width)});
-    backend_->multiply(inner, layer.down, {}, residual_update);
+    backend_->multiply(inner, layer.down, /*bias=*/{}, residual_update);
   }
   // Only the last tokens are needed to predict the next ones.
   const Tensor last_index = torch::tensor(last_tokens, torch::kLong).to(model_.device());
@@ -374,10 +380,10 @@ void Decoder::project(std::int64_t rows, const Tensor& input, const Tensor& norm
 void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x, const Tensor& out) {
   const std::int64_t width = layer.gate.size(0);
   if (layer.gate_up.defined()) {
-    backend_->multiply(x, layer.gate_up, {}, out);
+    backend_->multiply(x, layer.gate_up, /*bias=*/{}, out);
   } else {
-    backend_->multiply(x, layer.gate, {}, out.narrow(1, 0, width));
-    backend_->multiply(x, layer.up, {}, out.narrow(1, width, width));
+    backend_->multiply(x, layer.gate, /*bias=*/{}, out.narrow(1, 0, width));
+    backend_->multiply(x, layer.up, /*bias=*/{}, out.narrow(1, width, width));
   }
 }
 
@@ -440,9 +446,9 @@ void Decoder::queue_step(std::int64_t rows) {
                             .eps = eps},
                   u32(config.head_dim));
     if (uses_own_products) {
-      project(rows, buffers.attention_out, {}, layer.o, {}, buffers.x, /*adding=*/true);
+      project(rows, buffers.attention_out, /*norm=*/{}, layer.o, /*bias=*/{}, buffers.x, /*adding=*/true);
       const bool fuses_norm = product_can_norm(row_count, hidden, /*gated=*/true);
-      if (!fuses_norm) norm({}, layer.post_norm);
+      if (!fuses_norm) norm(/*added=*/{}, layer.post_norm);
       backend_->run(ProductJob{.x = fuses_norm ? bf16(buffers.x) : bf16(buffers.normed),
                                .norm = fuses_norm ? bf16(layer.post_norm) : nullptr,
                                .weight = bf16(layer.gate),
@@ -456,9 +462,9 @@ void Decoder::queue_step(std::int64_t rows) {
                                .out_stride = width,
                                .parts = product_parts(backend_->processors(), hidden, width, /*gated=*/true),
                                .eps = eps});
-      project(rows, buffers.inner, {}, layer.down, {}, buffers.x, /*adding=*/true);
+      project(rows, buffers.inner, /*norm=*/{}, layer.down, /*bias=*/{}, buffers.x, /*adding=*/true);
     } else {
-      backend_->multiply(first_rows(buffers.attention_out), layer.o, {}, first_rows(buffers.residual_update));
+      backend_->multiply(first_rows(buffers.attention_out), layer.o, /*bias=*/{}, first_rows(buffers.residual_update));
       norm(buffers.residual_update, layer.post_norm);
       multiply_gate_up(layer, first_rows(buffers.normed), first_rows(buffers.gate_up));
       backend_->run(GateJob{.gate = bf16(buffers.gate_up),
@@ -467,14 +473,14 @@ void Decoder::queue_step(std::int64_t rows) {
                             .rows = row_count,
                             .width = width,
                             .stride = 2 * width});
-      backend_->multiply(first_rows(buffers.inner), layer.down, {}, first_rows(buffers.residual_update));
+      backend_->multiply(first_rows(buffers.inner), layer.down, /*bias=*/{}, first_rows(buffers.residual_update));
     }
   }
   if (uses_own_products) {
-    project(rows, buffers.x, parts.norm, parts.lm_head, {}, buffers.logits, /*adding=*/false);
+    project(rows, buffers.x, parts.norm, parts.lm_head, /*bias=*/{}, buffers.logits, /*adding=*/false);
   } else {
     norm(buffers.residual_update, parts.norm);
-    backend_->multiply(first_rows(buffers.normed), parts.lm_head, {},
+    backend_->multiply(first_rows(buffers.normed), parts.lm_head, /*bias=*/{},
                        first_rows(buffers.logits).narrow(1, 0, config.vocab_size));
   }
   backend_->run(SampleJob{.logits = bf16(buffers.logits),

@@ -215,16 +215,16 @@ cudaError_t make_launcher(int device, cudaStream_t stream, Launcher& out) {
       error != cudaSuccess)
     return error;
   if (major < 8) return cudaErrorNoKernelImageForDevice;  // the kernels use bf16 instructions
-  out = {stream, static_cast<unsigned>(processors), major >= 9};
+  out = {stream, static_cast<unsigned>(processors), /*overlapped=*/major >= 9};
   return cudaSuccess;
 }
 
 cudaError_t launch(const Launcher& launcher, const ReceiveJob& job) {
-  return start(launcher, receive_kernel, job, dim3(job.blocks), kRowThreads, 0);
+  return start(launcher, receive_kernel, job, dim3(job.blocks), kRowThreads, /*shared_bytes=*/0);
 }
 
 cudaError_t launch(const Launcher& launcher, const EmbedJob& job) {
-  return start(launcher, embed_kernel, job, dim3(job.rows), kRowThreads, 0);
+  return start(launcher, embed_kernel, job, dim3(job.rows), kRowThreads, /*shared_bytes=*/0);
 }
 
 cudaError_t launch(const Launcher& launcher, const NormJob& job) {
@@ -248,7 +248,7 @@ cudaError_t launch(const Launcher& launcher, const ProductJob& job) {
 cudaError_t launch(const Launcher& launcher, const GateJob& job) {
   const std::size_t vectors = std::size_t{job.rows} * (job.width / kVectorCount);
   return start(launcher, gate_kernel, job, dim3(static_cast<unsigned>((vectors + kRowThreads - 1) / kRowThreads)),
-               kRowThreads, 0);
+               kRowThreads, /*shared_bytes=*/0);
 }
 
 cudaError_t launch(const Launcher& launcher, const RotateJob& job, unsigned dim) {
@@ -256,7 +256,7 @@ cudaError_t launch(const Launcher& launcher, const RotateJob& job, unsigned dim)
                       : dim == 32 ? rotate_kernel<32>
                       : dim == 64 ? rotate_kernel<64>
                                   : rotate_kernel<128>;
-  return start(launcher, kernel, job, dim3(job.tokens), kRowThreads, 0);
+  return start(launcher, kernel, job, dim3(job.tokens), kRowThreads, /*shared_bytes=*/0);
 }
 
 cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim) {

@@ -7,6 +7,7 @@ namespace echoline::model::cuda {
 inline constexpr unsigned kProductThreads = 256;
 inline constexpr unsigned kProductWarps = kProductThreads / kWarpThreads;
 inline constexpr unsigned kTileOutputs = 8;    // outputs that a warp computes together
+inline constexpr unsigned kGroupRows = 8;      // rows of x are handled in groups of this size
 inline constexpr unsigned kStepInputs = 32;    // inputs that Block::multiply() processes, which is called a step
 inline constexpr unsigned kStagePadding = 32;  // unused values after each row in shared memory, against bank conflicts
 
@@ -28,13 +29,13 @@ struct ProductJob {
 // A block's shared memory holds the sums of all warps and, with a norm, the stage: the normalised rows.
 template <unsigned kGroups, bool kGated>
 ECHO_EITHER std::size_t product_sums_bytes() {
-  return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * 8 * kTileOutputs;  // 8: rows of a group
+  return sizeof(float) * kProductWarps * (kGated ? 2 : 1) * kGroups * kGroupRows * kTileOutputs;
 }
 inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
 }
 
-// The parameter kGroups of product_block(): the number of groups of 8 rows, rounded up to 1, 2, 4 or 8.
+// The parameter kGroups of product_block(): the number of groups of kGroupRows rows, rounded up to 1, 2, 4 or 8.
 inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
 inline constexpr unsigned kProductRowsMax = 16;  // with more rows, libtorch's products are equally fast
 
@@ -53,12 +54,12 @@ inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
   // Every GPU with compute capability 8.0 or higher gives a block more than that.
   constexpr std::size_t kSharedBytesMax = 96 << 10;
   const std::size_t sums_bytes =
-      sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
+      sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * kGroupRows * kTileOutputs;
   return rows <= 16 && sums_bytes + product_stage_bytes(rows, in) <= kSharedBytesMax;
 }
 
 // The work of block `index` of `blocks`. In a round, a block computes tiles_per_round tiles of kTileOutputs outputs; it
-// processes every blocks-th round. Requires kGroups * 8 >= rows.
+// processes every blocks-th round. Requires kGroups * kGroupRows >= rows.
 //
 // In a warp, thread 4 g + t loads the weights of output g for inputs 8 t to 8 t + 7 of the 32 inputs of a step. It also
 // loads these inputs of rows g and g + 8. The tensor cores expect the inputs in another order. The result is the same,
@@ -66,12 +67,12 @@ inline bool product_can_norm(unsigned rows, unsigned in, bool gated) {
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
   // A thread loads 8 vectors of weights ahead, with one weight or with two.
-  constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * 8;
-  constexpr unsigned kTiles = (kGroups + 1) / 2;  // tiles of 16 rows
+  constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * kGroupRows;
+  constexpr unsigned kGroupPairs = (kGroups + 1) / 2;  // Block::multiply() processes a pair of groups: 16 rows
   struct ThreadValues {
     Vector next_weights[kWeights][kStepsAhead];
-    Vector low, high;  // inputs of rows g and g + 8
-    float sums[kTiles][kWeights][4];
+    Vector low, high;                      // inputs of rows g and g + 8
+    float sums[kGroupPairs][kWeights][4];  // of two outputs of row g, then of row g + 8
     float square_sum;
   };
   typename Block::template Local<ThreadValues> locals;
@@ -102,16 +103,16 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
     }
   };
 
-  block.on_each_thread([&](unsigned thread) { load(thread, index * tiles_per_round, 0); });
+  block.on_each_thread([&](unsigned thread) { load(thread, index * tiles_per_round, /*step_group=*/0); });
   block.wait_for_inputs();
 
   // Writes the normalised rows to `stage`.
   if (job.norm != nullptr) {
     ECHO_UNROLL
     for (unsigned group = 0; group < kGroups; ++group) {
-      if (group * 8 >= job.rows) break;
-      static_assert(kProductWarps == 8, "a warp norms one row of each group");
-      const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
+      if (group * kGroupRows >= job.rows) break;
+      static_assert(kProductWarps == kGroupRows, "a warp norms one row of each group");
+      const auto row_of = [&](unsigned thread) { return group * kGroupRows + thread / kWarpThreads; };
       // Calls use(offset, vector) for the thread's vectors of the row. Loads kBatch of them before it uses one, so that
       // the loads do not wait for each other.
       const auto for_each_vector = [&](unsigned thread, const auto& use) {
@@ -151,7 +152,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   for (unsigned first_tile = index * tiles_per_round; first_tile < tiles; first_tile += blocks * tiles_per_round) {
     block.on_each_thread([&](unsigned thread) {
       ECHO_UNROLL
-      for (unsigned m = 0; m < kTiles; ++m) ECHO_UNROLL
+      for (unsigned m = 0; m < kGroupPairs; ++m) ECHO_UNROLL
       for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
       for (unsigned i = 0; i < 4; ++i) locals[thread].sums[m][w][i] = 0;
     });
@@ -159,7 +160,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       ECHO_UNROLL
       for (unsigned i = 0; i < kStepsAhead; ++i) {
         ECHO_UNROLL
-        for (unsigned m = 0; m < kTiles; ++m) {
+        for (unsigned m = 0; m < kGroupPairs; ++m) {
           block.on_each_thread([&](unsigned thread) {
             ThreadValues& self = locals[thread];
             const unsigned lane = thread % kWarpThreads, part = thread / kWarpThreads % job.parts;
@@ -180,11 +181,12 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
                            [&](unsigned thread) -> const Vector& { return locals[thread].next_weights[w][i]; });
         }
       }
-      block.on_each_thread([&](unsigned thread) {  // the next group of steps, or the first of the next tile
+      // Loads the weights for the next group of steps, or for the first group of the next round.
+      block.on_each_thread([&](unsigned thread) {
         if (step_group + 1 < step_groups) {
           load(thread, first_tile, step_group + 1);
         } else if (first_tile + blocks * tiles_per_round < tiles) {
-          load(thread, first_tile + blocks * tiles_per_round, 0);
+          load(thread, first_tile + blocks * tiles_per_round, /*step_group=*/0);
         }
       });
     }
@@ -194,7 +196,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       const unsigned lane = thread % kWarpThreads, warp = thread / kWarpThreads;
       ECHO_UNROLL
       for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
-      for (unsigned m = 0; m < kTiles; ++m) {
+      for (unsigned m = 0; m < kGroupPairs; ++m) {
         float* const target =
             shared_sums + ((warp * kWeights + w) * kRows + m * 16 + lane / 4) * kTileOutputs + lane % 4 * 2;
         target[0] = self.sums[m][w][0], target[1] = self.sums[m][w][1];
@@ -206,13 +208,13 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
     });
     block.on_each_thread_and_wait([&](unsigned thread) {
       for (unsigned element = thread; element < tiles_per_round * kRows * kTileOutputs; element += Block::kThreads) {
-        const unsigned row = element / kTileOutputs % kRows, slot = element / kTileOutputs / kRows;
-        const unsigned output = (first_tile + slot) * kTileOutputs + element % kTileOutputs;
+        const unsigned row = element / kTileOutputs % kRows, tile_in_round = element / kTileOutputs / kRows;
+        const unsigned output = (first_tile + tile_in_round) * kTileOutputs + element % kTileOutputs;
         if (row >= job.rows || output >= job.outputs) continue;
         const auto total = [&](unsigned w) {
           float sum = 0;
           for (unsigned part = 0; part < job.parts; ++part)
-            sum += shared_sums[(((slot * job.parts + part) * kWeights + w) * kRows + row) * kTileOutputs +
+            sum += shared_sums[(((tile_in_round * job.parts + part) * kWeights + w) * kRows + row) * kTileOutputs +
                                element % kTileOutputs];
           return round_to_bf16(sum);
         };

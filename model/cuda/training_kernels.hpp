@@ -312,7 +312,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
     const std::int64_t token = index * kRotateBackwardTokens + t;
     if (token >= forward.tokens) break;
     const int copies_begin = job.copies ? job.copies_first[token] : 0;
-    const int copies_end = job.copies ? job.copies_first[token + 1] : 1;
+    const int copies_end = job.copies ? job.copies_first[token + 1] : 1;  // 1: only the token's own row
     const float* const cos = forward.cos + token % forward.positions * forward.dim;
     const float* const sin = forward.sin + token % forward.positions * forward.dim;
     for (int first_head = 0; first_head < all_heads; first_head += kRotateWarps * kHeadsAtOnce) {
@@ -484,9 +484,8 @@ ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std:
     T* const target = job.target + index * job.width * job.repeats;
     for (int i = static_cast<int>(thread) * kValues; i < job.width; i += kStep) {
       const auto values = load<T, kValuesPerPack<T>>(source + i);
-      const int part = i / job.dim;  // the head
-      for (int r = 0; r < job.repeats; ++r)
-        store(target + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
+      const int head = i / job.dim, value_in_head = i - head * job.dim;
+      for (int r = 0; r < job.repeats; ++r) store(target + (head * job.repeats + r) * job.dim + value_in_head, values);
     }
   });
 }
@@ -618,10 +617,10 @@ ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::i
   });
   block.block_max(row_max);
   block.each([&](unsigned thread) {
+    // A thread whose values are all -INFINITY has sums of 0. The difference could be NaN then.
     const float rescale = thread_max[thread] == -INFINITY ? 0.0f : exponential<T>(thread_max[thread] - row_max[thread]);
-    sums[thread] = thread_max[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * rescale;
-    weighted_sums[thread] =
-        thread_max[thread] == -INFINITY && weighted_sums[thread] == 0 ? 0.0f : weighted_sums[thread] * rescale;
+    sums[thread] *= rescale;
+    weighted_sums[thread] *= rescale;
   });
   block.block_sum(sums);
   block.block_sum(weighted_sums);

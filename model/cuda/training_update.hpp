@@ -66,7 +66,7 @@ template <class T>
 ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t begin, std::int64_t end,
                                     bool whole_and_aligned, float (&values)[kLaneValues]) {
   const auto as_float = [](auto value) {
-    if constexpr (sizeof(value) == 2)
+    if constexpr (sizeof(value) == 2)  // Bf16
       return widen(value);
     else
       return static_cast<float>(value);
@@ -196,7 +196,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
       for (unsigned i = 0; i < kLaneValues; ++i) {
         const float share1 = divide(m[i], s1 > kScaleMin ? s1 : kScaleMin),
                     share2 = divide(v[i], s2 > kScaleMin ? s2 : kScaleMin);
-        const float threshold = job.thresholds[index_of(lane, i, 0)];
+        const float threshold = job.thresholds[index_of(lane, i, /*begin=*/0)];
         const float sign = share1 > 0 ? 1.0f : share1 < 0 ? -1.0f : 0.0f;
         const float code1 = floorf(plus(times(times(sign, root(fabsf(share1))), kCode1Max), threshold));
         float code2 = floorf(plus(times(root(root(share2)), kCode2Max), threshold));

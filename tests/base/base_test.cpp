@@ -22,6 +22,7 @@
 #include "base/ids.hpp"
 #include "base/log.hpp"
 #include "base/priority.hpp"
+#include "base/private_file.hpp"
 #include "base/random.hpp"
 #include "base/result.hpp"
 #include "base/text.hpp"
@@ -277,6 +278,14 @@ TEST_F(Files, WriteReadReplace) {
   ASSERT_EQ(::stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0644u);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);  // no temporary left
+}
+
+TEST_F(Files, APrivateFileIsItsOwnersOnly) {
+  const fs::path path = folder_ / "f";
+  ASSERT_TRUE(write_file_atomic(path, "old"));
+  ASSERT_TRUE(write_private_file_atomic(path, "key"));  // also where others could read the earlier file
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(*read_file(path, 100), "key");
 }
 
 TEST_F(Files, ReplacingLeavesReadersOfTheOldFileAlone) {

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "data_plane/adapters/adapter.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "data_plane/trajectory.hpp"
 
 using namespace echoline;
@@ -22,6 +23,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const Trajectory& trajectory : message->submission().trajectories())
       if (check(trajectory)) ECHO_CHECK(oldest_version(trajectory).value <= trajectory.spans(0).version());
   (void)parse_learner_message(bytes).has_value();
+  // The first byte chooses the number of tokens, and the shape of experts that are packed.
+  if (size > 0) {
+    const std::size_t tokens = data[0];
+    if (const auto experts = unpack_experts(bytes.substr(1), tokens)) {
+      ECHO_CHECK(experts->tokens() == tokens || experts->choices() == 0);
+      ECHO_CHECK(experts->choices() == 0 || tokens == 0 ||
+                 unpack_experts(pack_experts(*experts), tokens).value() == *experts);
+    }
+    RoutedExperts any{.layers = 1 + data[0] % 3u, .per_token = 1 + data[0] % 5u, .values = {}};
+    for (const std::uint8_t byte : std::basic_string_view(data, size)) any.values.push_back(std::int16_t(byte - 1));
+    if (make_canonical(any)) ECHO_CHECK(unpack_experts(pack_experts(any), any.tokens()).value() == any);
+  }
   if (const auto vitals = parse_vitals(bytes)) ECHO_CHECK(vitals->busy_s() >= 0 && vitals->busy_s() <= 1e10);
 
   static const auto adapters = [] {

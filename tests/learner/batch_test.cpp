@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data_plane/routed_experts.hpp"
 #include "learner/policy_source.hpp"
 
 namespace echoline::learner {
@@ -58,6 +59,28 @@ TEST(BatchTest, UntrainableTrajectoriesAreNamed) {
     EXPECT_NE(refusal_of(changed).find("token 10, the vocabulary ends at 9"), std::string::npos);
     tokens->Set(0, before);
   }
+}
+
+TEST(BatchTest, ExpertsMustBeThoseOfTheModel) {
+  model::ModelConfig shape = *model::preset("tiny-moe");  // 3 layers, 2 of 8 experts
+  const auto refusal_of = [&](std::uint32_t layers, std::uint32_t per_token, std::int16_t expert) {
+    schema::Trajectory changed = trajectory(1, 1, 2);
+    data_plane::RoutedExperts experts{layers, per_token, {}};
+    for (std::size_t i = 0; i < 3 * layers; ++i)
+      for (std::uint32_t k = 0; k < per_token; ++k)
+        experts.values.push_back(k + 1 == per_token ? expert : static_cast<std::int16_t>(k));
+    changed.set_routed_experts(data_plane::pack_experts(experts));
+    const Status status = check_trainable(changed, shape);
+    return status ? std::string() : status.error().detail;
+  };
+  EXPECT_EQ(refusal_of(3, 2, 7), "");
+  EXPECT_NE(refusal_of(3, 2, 8).find("has expert 8, the model has 8"), std::string::npos);
+  EXPECT_NE(refusal_of(2, 2, 7).find("the model has 3 layers with 2 per token"), std::string::npos);
+  EXPECT_NE(refusal_of(3, 1, 7), "");
+  shape = *model::preset("tiny-64");
+  EXPECT_NE(refusal_of(3, 2, 7), "") << "no mixture of experts";
+  shape.family = model::Family::kCarried;
+  EXPECT_EQ(refusal_of(3, 2, 7), "") << "the learner does not know its shape";
 }
 
 TEST(SourceMakerTest, ARunWithoutTheBuiltInTrainerNamesTheBuildOption) {

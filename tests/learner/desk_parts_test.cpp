@@ -7,7 +7,7 @@
 #include "base/random.hpp"
 #include "learner/attendance.hpp"
 #include "learner/batch_request.hpp"
-#include "learner/database_edge.hpp"
+#include "learner/database_backlog.hpp"
 #include "learner/desk_inbox.hpp"
 #include "learner/offered_policies.hpp"
 #include "learner/roster.hpp"

@@ -16,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "delta/safetensors.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
@@ -96,6 +97,26 @@ TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
   EXPECT_THAT(values("reward", 0.0), ElementsAre(0.25, 0.25));
   EXPECT_EQ(content->metadata.at("problems"), R"(["p7","p8"])");
   EXPECT_FALSE(pack_batch({}).has_value());
+}
+
+TEST(BatchFile, HasTheExpertsOfTheTrajectoriesThatHaveThem) {
+  std::vector<schema::Trajectory> batch{trajectory(7, {1, 2}, {3}), trajectory(8, {4}, {5}), trajectory(9, {6}, {7})};
+  batch[1].set_routed_experts(data_plane::pack_experts({2, 1, {0, 1, 2, 3}}));
+  batch[2].set_routed_experts(data_plane::pack_experts({1, 1, {5, 5}}));  // of another shape
+  const auto file = pack_batch(batch);
+  ASSERT_TRUE(file.has_value());
+  const auto content = delta::parse_safetensors(std::as_bytes(std::span(*file)), "batch");
+  ASSERT_TRUE(content.has_value()) << content.error().message();
+  for (const delta::TensorView& tensor : content->tensors) {
+    if (tensor.name != "routed_experts") continue;
+    EXPECT_EQ(tensor.dtype, delta::DType::kI16);
+    EXPECT_THAT(tensor.shape, ElementsAre(7, 2, 1));
+    std::vector<std::int16_t> values(tensor.bytes.size() / 2);
+    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    EXPECT_THAT(values, ElementsAre(-1, -1, -1, -1, -1, -1, 0, 1, 2, 3, -1, -1, -1, -1));
+    return;
+  }
+  FAIL() << "no routed_experts";
 }
 
 TEST(TrainerLink, ABatchIsOneTrainersUntilItsLeaseEnds) {

@@ -34,6 +34,7 @@ struct Nimbus {
   std::mutex mutex;
   std::map<int, LaunchSpec> rented;  // by the room's number
   int newest = 0;
+  bool refuses_first = false;  // the first request is refused, and answered again by its room
   std::string searched_url, searched_region, billed_url;  // of the latest calls
 
   std::vector<int> numbers() {
@@ -62,6 +63,11 @@ class NimbusProvider final : public Provider {
  public:
   explicit NimbusProvider(Nimbus& service) : service_(service) {}
   void start(Ticket ticket, const LaunchSpec& spec) override {
+    if (std::exchange(service_.refuses_first, false))
+      events_.push_back(StartFailed{.ticket = ticket,
+                                    .error = {Code::kUnavailable, kNimbus, "no room"},
+                                    .retryable = false,
+                                    .perhaps_rented = false});
     events_.push_back(Started{ticket, id_of(service_.rent(spec)), 0.4});
   }
   void stop(Ticket ticket, const InstanceId& instance, Duration) override {
@@ -117,8 +123,8 @@ ProviderKind nimbus_kind(Nimbus& service) {
                 section.read("url", settings.url, "where Nimbus is");
                 section.read("region", settings.others["region"], "of its rooms");
               },
-          .offers = OfferFormat{kNimbus, "a list of Nimbus",
-                                [](std::string_view head) { return head.starts_with("nimbus\n"); }, read_nimbus},
+          .offer_format = OfferFormat{kNimbus, "a list of Nimbus",
+                                      [](std::string_view head) { return head.starts_with("nimbus\n"); }, read_nimbus},
           .search = [&](const ProviderOptions& options, const MarketQuestion&) -> Result<MarketAnswer> {
             service.searched_url = options.service(kNimbus).url;
             service.searched_region = options.service(kNimbus).others.at("region");
@@ -227,6 +233,31 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
   ASSERT_EQ(machines.credits()->size(), 1u);
   EXPECT_EQ(machines.credits()->front().provider, kNimbus);
   EXPECT_EQ(machines.credits()->front().usd, 12.5);
+}
+
+// The first request is refused, so its row is closed as failed. The room that the service reports afterwards costs
+// money.
+TEST_F(NewCloud, AMachineThatStartsAfterItsEndWasBookedIsReturned) {
+  service.refuses_first = true;
+  auto fleet = FleetDriver::start(fleet_options(config()));
+  ASSERT_TRUE(fleet) << fleet.error().message();
+  const SystemClock clock;
+  const auto first_is_returned = [&] {
+    const std::vector<int> rented = service.numbers();
+    return rented.size() >= 2 && std::find(rented.begin(), rented.end(), 1) == rented.end();
+  };
+  for (const TimePoint deadline = clock.now() + std::chrono::seconds(20);
+       !first_is_returned() && clock.now() < deadline;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(first_is_returned()) << "the room is rented until the run ends";
+  (*fleet)->stop();
+  EXPECT_THAT(service.numbers(), testing::IsEmpty());
+  std::vector<std::string> booked;
+  for (const LedgerRow& row : *ledger().rows()) {
+    EXPECT_FALSE(row.is_open()) << row.label;
+    if (row.instance == id_of(1).text) booked.push_back(std::string(to_string(row.state)));
+  }
+  EXPECT_THAT(booked, testing::ElementsAre("ended"));
 }
 
 // One machine that the ledger has as running, one that was requested, and one without a row.

@@ -85,7 +85,7 @@ TEST(Publisher, AWorkerThatMissedManyVersionsGetsTheStoredDeltasInOne) {
     board.write([&] { requested_from.push_back(from); });
     publisher.request_catch_up(from);
   };
-  events.acked = [&](WorkerId id, Version version, const Digest& digest) {
+  events.installed = [&](WorkerId id, Version version, const Digest& digest) {
     EXPECT_EQ(digest, weights(version.value).digest().bytes);
     board.write([&] { acknowledged[id] = version; });
   };

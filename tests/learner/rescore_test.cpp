@@ -40,18 +40,18 @@ struct Rescore : ::testing::Test {
 
 TEST_F(Rescore, TheSameTaskAgrees) {
   const auto task = adapter("arithmetic");
-  RescoreSums sums;
+  RescoreTally tally;
   for (std::uint64_t group = 0; group < 20; ++group) {
     const auto trajectory = rollout(*task, group, group % 2 == 0 ? task->problem(group)->reference() : "x");
-    EXPECT_EQ(sums.add(trajectory, grade_again(grader(*task), trajectory)), true);
+    EXPECT_EQ(tally.add(trajectory, grade_again(grader(*task), trajectory)), true);
   }
-  const RescoreSum sum = sums.sum();
-  EXPECT_EQ(sum.graded, 20u);
-  EXPECT_EQ(sum.agree, 20u);
-  EXPECT_EQ(sum.components_differ, 0u);
-  EXPECT_DOUBLE_EQ(sum.reward_old, 0.5);
-  EXPECT_DOUBLE_EQ(sum.correct_new, 0.5);
-  EXPECT_DOUBLE_EQ(sum.parts.at("exact").mean_new, 0.5);
+  const RescoreResult result = tally.result();
+  EXPECT_EQ(result.graded, 20u);
+  EXPECT_EQ(result.agree, 20u);
+  EXPECT_EQ(result.components_differ, 0u);
+  EXPECT_DOUBLE_EQ(result.reward_old, 0.5);
+  EXPECT_DOUBLE_EQ(result.correct_new, 0.5);
+  EXPECT_DOUBLE_EQ(result.parts.at("exact").mean_new, 0.5);
 }
 
 TEST_F(Rescore, AnotherTaskGradesTheRunsProblems) {
@@ -60,23 +60,23 @@ TEST_F(Rescore, AnotherTaskGradesTheRunsProblems) {
       *data_plane::make_adapter("jsonl", R"({"rule": "last_number"})", 3, data_plane::AdapterUse::kScoring);
   const auto trajectory = rollout(*own, 4, "it is " + own->problem(4)->reference() + ".");
   EXPECT_FALSE(trajectory.correct());
-  RescoreSums sums;
-  EXPECT_EQ(sums.add(trajectory, grade_again(grader(*rule, own.get()), trajectory)), false);
-  EXPECT_DOUBLE_EQ(sums.sum().reward_new, 1);
-  EXPECT_EQ(sums.sum().parts.at("exact").rollouts_new, 0u);
+  RescoreTally tally;
+  EXPECT_EQ(tally.add(trajectory, grade_again(grader(*rule, own.get()), trajectory)), false);
+  EXPECT_DOUBLE_EQ(tally.result().reward_new, 1);
+  EXPECT_EQ(tally.result().parts.at("exact").rollouts_new, 0u);
 }
 
 TEST_F(Rescore, NamesTheReasonForAMissingGrade) {
   const auto task = adapter("arithmetic");
   auto trajectory = rollout(*task, 4, "1");
   trajectory.set_problem_id("arithmetic/of another run");
-  RescoreSums sums;
-  EXPECT_FALSE(sums.add(trajectory, grade_again(grader(*task), trajectory)));
-  EXPECT_EQ(sums.sum().graded, 0u);
-  EXPECT_THAT(sums.sum().ungraded.begin()->first, HasSubstr("its problem is not known"));
-  for (int i = 0; i < 100; ++i) (void)sums.add(trajectory, fail(Code::kUnavailable, "task", "reason {}", i));
-  EXPECT_LE(sums.sum().ungraded.size(), 17u);
-  EXPECT_EQ(sums.sum().ungraded.at("others"), 85u);
+  RescoreTally tally;
+  EXPECT_FALSE(tally.add(trajectory, grade_again(grader(*task), trajectory)));
+  EXPECT_EQ(tally.result().graded, 0u);
+  EXPECT_THAT(tally.result().ungraded.begin()->first, HasSubstr("its problem is not known"));
+  for (int i = 0; i < 100; ++i) (void)tally.add(trajectory, fail(Code::kUnavailable, "task", "reason {}", i));
+  EXPECT_LE(tally.result().ungraded.size(), 17u);
+  EXPECT_EQ(tally.result().ungraded.at("others"), 85u);
 }
 
 TEST_F(Rescore, EpisodesGoTurnByTurn) {

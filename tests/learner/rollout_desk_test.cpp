@@ -72,7 +72,7 @@ TEST_F(DeskTest, ALeavingWorkerIsStoppedOnceTheRunHasEnded) {
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_EQ(request_work(0, 1).leases_size(), 0);
   EXPECT_EQ(leaving_, std::vector<std::uint64_t>{1});
-  desk_->end_result_requests();
+  desk_->on_run_ended();
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_TRUE(next_message().has_stop());
   EXPECT_EQ(leaving_.size(), 1u);  // the run has ended, and every worker is stopped

@@ -173,7 +173,7 @@ TEST_F(TwoRanks, ShardsThatDoNotFitAreNamed) {
   Piece other = top_;
   other.content.bytes[3] ^= 1;
   EXPECT_THAT(last_of({top_, bottom_}, {other}),
-              HasSubstr("of rank 0 and [2, 3] from [0, 0] of rank 1 have other values"));
+              HasSubstr("of rank 0 and [2, 3] from [0, 0] of rank 1 are one part with different values"));
   Piece reshaped = bottom_;
   reshaped.shape = {5, 3};
   EXPECT_THAT(last_of({top_}, {reshaped}), HasSubstr("their shapes or types differ"));

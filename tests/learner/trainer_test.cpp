@@ -10,6 +10,7 @@
 
 #include "base/files.hpp"
 #include "base/random.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "learner/training/trainer_checkpoint.hpp"
 #include "learner/training/warm_start.hpp"
 #include "model/generate.hpp"
@@ -150,6 +151,62 @@ TEST_F(TrainerTest, OnPolicyRatioIsOneAtTheSamplingTemperature) {
   ASSERT_TRUE(report_at_one);
   EXPECT_GT(report_at_one->behaviour_kl, 1e-3);
   EXPECT_LT(report_at_one->effective_sample_fraction, 0.99);
+}
+
+// A mixture of experts, otherwise as tiny_model(). Its routers' scores are far apart.
+std::shared_ptr<model::Transformer> tiny_mixture(std::uint64_t seed) {
+  model::ModelConfig shape = tiny_model(1)->config();
+  shape.family = model::Family::kQwen3Moe;
+  shape.layers = 2;
+  shape.experts = model::ExpertsConfig{.count = 4, .per_token = 2, .intermediate_size = 16, .dense_layers = {}};
+  auto initialised = model::init(shape, seed);
+  ECHO_CHECK(initialised.has_value(), "{}", initialised.error().message());
+  torch::NoGradGuard no_gradient;
+  for (auto& [name, parameter] : named_parameters(**initialised))
+    if (parameter.dim() == 2) parameter.mul_(4);
+  return *initialised;
+}
+
+TEST_F(TrainerTest, ReplaysTheExpertsOfTheRollout) {
+  const std::vector<schema::Trajectory> without = rollouts(*tiny_mixture(1), 3);
+  // `own`: the experts of the policy that generated; otherwise the first two experts of each layer.
+  const auto with_experts = [&](bool own) {
+    std::vector<schema::Trajectory> batch = without;
+    const auto model = tiny_mixture(1);
+    torch::NoGradGuard no_gradient;
+    for (schema::Trajectory& trajectory : batch) {
+      std::vector<std::int64_t> text(trajectory.prompt_tokens().begin(), trajectory.prompt_tokens().end());
+      text.insert(text.end(), trajectory.response_tokens().begin(), trajectory.response_tokens().end());
+      model::Routing routing;
+      routing.records = true;
+      model->hidden_states(torch::tensor(text).unsqueeze(0), {}, nullptr, &routing);
+      const torch::Tensor used = routing.used.contiguous();
+      data_plane::RoutedExperts experts{2, 2, {}};
+      for (std::int64_t i = 0; i < used.numel(); ++i)
+        experts.values.push_back(own ? used.data_ptr<std::int16_t>()[i] : static_cast<std::int16_t>(i % 2));
+      trajectory.set_routed_experts(data_plane::pack_experts(experts));
+    }
+    return batch;
+  };
+  const auto report_of = [&](const std::vector<schema::Trajectory>& batch, bool replay) {
+    TrainerConfig config = settings();
+    config.router_replay = replay;
+    config.scrutiny_seed = 7;
+    auto report = trainer(tiny_mixture(1), config)->step(batch);
+    ECHO_CHECK(report.has_value(), "{}", report.error().message());
+    return *report;
+  };
+  const StepReport fresh = report_of(without, true), own = report_of(with_experts(true), true),
+                   others = report_of(with_experts(false), true), ignored = report_of(with_experts(false), false);
+  EXPECT_NEAR(own.loss, fresh.loss, 1e-4);
+  EXPECT_NEAR(own.gradient_norm, fresh.gradient_norm, 1e-3 * fresh.gradient_norm);
+  EXPECT_NEAR(ignored.gradient_norm, fresh.gradient_norm, 1e-5 * fresh.gradient_norm);
+  EXPECT_GT(std::abs(others.gradient_norm - fresh.gradient_norm), 0.01 * fresh.gradient_norm);
+  EXPECT_GT(others.behaviour_kl, fresh.behaviour_kl + 1e-3);
+  // Workers are judged with the policy's own experts.
+  ASSERT_EQ(others.scrutiny.size(), fresh.scrutiny.size());
+  for (const auto& [worker, scrutiny] : fresh.scrutiny)
+    EXPECT_NEAR(others.scrutiny.at(worker).dispute, scrutiny.dispute, 1e-3);
 }
 
 TEST_F(TrainerTest, RewardRises) {

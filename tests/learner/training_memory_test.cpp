@@ -25,6 +25,8 @@ model::ModelConfig shape(model::Family family, std::int64_t vocabulary, bool tie
   config.head_dim = 64;
   config.positions_max = 512;
   config.tie_embeddings = tied;
+  if (family == model::Family::kQwen3Moe)
+    config.experts = model::ExpertsConfig{.count = 8, .per_token = 2, .intermediate_size = 192, .dense_layers = {}};
   return config;
 }
 
@@ -50,6 +52,8 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
       {model::Family::kQwen3, 151936, true, true, true, true},  // logits in several parts
       {model::Family::kQwen3, 512, true, false, false, false, true},
       {model::Family::kLlama, 20000, false, true, true, true, true},
+      {model::Family::kQwen3Moe, 512, true, false, false, false},
+      {model::Family::kQwen3Moe, 512, true, true, false, true},
   };
   for (const Case& c : cases) {
     model::ModelConfig config = shape(c.family, c.vocabulary, c.tied);

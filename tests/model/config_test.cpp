@@ -130,6 +130,74 @@ TEST(Config, ArithmeticOfOtherFamiliesIsRefused) {
   EXPECT_EQ(ModelConfig::from_json(written.dump()).value(), *parsed);
 }
 
+// Qwen3-30B-A3B as published.
+constexpr const char* kQwen30bA3b = R"({"architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,
+  "attention_dropout":0.0,"bos_token_id":151643,"decoder_sparse_step":1,"eos_token_id":151645,"head_dim":128,
+  "hidden_act":"silu","hidden_size":2048,"initializer_range":0.02,"intermediate_size":6144,
+  "max_position_embeddings":40960,"max_window_layers":48,"mlp_only_layers":[],"model_type":"qwen3_moe",
+  "moe_intermediate_size":768,"norm_topk_prob":true,"num_attention_heads":32,"num_experts":128,
+  "num_experts_per_tok":8,"num_hidden_layers":48,"num_key_value_heads":4,"output_router_logits":false,
+  "rms_norm_eps":1e-06,"rope_scaling":null,"rope_theta":1000000.0,"router_aux_loss_coef":0.001,"sliding_window":null,
+  "tie_word_embeddings":false,"torch_dtype":"bfloat16","use_cache":true,"use_sliding_window":false,
+  "vocab_size":151936})";
+
+TEST(Config, ReadsAMixtureOfExperts) {
+  const auto parsed = ModelConfig::from_json(kQwen30bA3b);
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_EQ(parsed->family, Family::kQwen3Moe);
+  EXPECT_EQ(parsed->parameters(), 30'532'122'624u);
+  EXPECT_EQ(parsed->active_parameters(), 3'353'032'704u);
+  EXPECT_EQ(parsed->mixture_layers(), 48);
+  EXPECT_EQ(parsed->expert_choices(), 384);
+  EXPECT_EQ(parsed->summary(), "qwen3_moe of 30532122624 parameters, 3353032704 of them active");
+  EXPECT_EQ(ModelConfig::from_json(parsed->to_json()).value(), *parsed);
+  auto json = nlohmann::json::parse(kQwen30bA3b);
+  json["decoder_sparse_step"] = 2;
+  json["mlp_only_layers"] = {5, 1};
+  const auto some = ModelConfig::from_json(json.dump());
+  ASSERT_TRUE(some) << some.error().message();
+  EXPECT_EQ(some->mixture_layers(), 22);
+  EXPECT_TRUE(some->is_mixture(3));
+  for (const std::int64_t layer : {0, 1, 2, 5}) EXPECT_FALSE(some->is_mixture(layer)) << layer;
+  // transformers 5 renames the number of experts.
+  json["num_local_experts"] = json["num_experts"];
+  EXPECT_EQ(ModelConfig::from_json(json.dump()).value(), *some);
+  json.erase("num_experts");
+  EXPECT_EQ(ModelConfig::from_json(json.dump()).value(), *some);
+}
+
+TEST(Config, MixturesThatAreNotImplementedAreRefusedByName) {
+  const auto refuses = [](const char* name, nlohmann::json value) {
+    auto changed = nlohmann::json::parse(kQwen30bA3b);
+    changed[name] = std::move(value);
+    const auto parsed = ModelConfig::from_json(changed.dump());
+    ASSERT_FALSE(parsed) << name;
+    EXPECT_NE(parsed.error().detail.find(name), std::string::npos) << parsed.error().detail;
+    EXPECT_TRUE(ModelConfig::from_json(changed.dump(), ModelUse::kCarry)) << name;
+  };
+  refuses("num_experts", 0);
+  refuses("num_experts", "128");
+  refuses("num_local_experts", 64);
+  refuses("num_experts_per_tok", 129);
+  refuses("moe_intermediate_size", nullptr);
+  refuses("norm_topk_prob", 1);
+  refuses("decoder_sparse_step", 0);
+  refuses("decoder_sparse_step", 49);
+  refuses("mlp_only_layers", 3);
+  refuses("mlp_only_layers", {-1});
+  refuses("shared_expert_intermediate_size", 512);
+  refuses("n_shared_experts", 1);
+  refuses("routed_scaling_factor", 2.5);
+  refuses("n_group", 8);
+  refuses("scoring_func", "sigmoid");
+  refuses("attention_bias", true);
+  refuses("use_sliding_window", true);
+  refuses("quantization_config", {{"quant_method", "fp8"}});
+  std::vector<int> all(48);
+  for (int layer = 0; layer < 48; ++layer) all[std::size_t(layer)] = layer;
+  refuses("mlp_only_layers", all);
+}
+
 TEST(Config, AModelThatCannotBeComputedIsCarried) {
   const std::string text = R"({"model_type": "gemma3", "tie_word_embeddings": true, "eos_token_id": [1, 106],
       "text_config": {"vocab_size": 262208, "max_position_embeddings": 131072, "hidden_size": 2560,
@@ -215,7 +283,7 @@ TEST(Config, RefusesImpossibleNumbers) {
 
 TEST(Config, PresetsFitTheCharacterTokenizer) {
   const Tokenizer tokenizer = Tokenizer::characters(kCharacterAlphabet).value();
-  for (const char* name : {"tiny-64", "tiny-128", "tiny-256"}) {
+  for (const char* name : {"tiny-64", "tiny-128", "tiny-256", "tiny-moe"}) {
     const ModelConfig config = preset(name).value();
     EXPECT_EQ(config.vocab_size, tokenizer.size());
     EXPECT_EQ(config.eos, std::vector<Token>{*tokenizer.end_of_text()});

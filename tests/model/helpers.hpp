@@ -27,11 +27,21 @@ inline ModelConfig small_config(bool tied) {
   return c;
 }
 
-// The same for another family. Llama's rotations keep one frequency, slow one down, and interpolate one.
+// The same for another family. Llama's rotations keep one frequency, slow one down, and interpolate one. The mixture of
+// experts has a layer with an MLP and two with experts.
 inline ModelConfig small_config(Family family, bool tied) {
   ModelConfig c = small_config(tied);
   c.family = family;
   if (family == Family::kLlama) c.rope_scaling = RopeScaling{4, 1, 4, 40};
+  if (family == Family::kQwen3Moe) {
+    c.layers = 3;
+    c.experts = ExpertsConfig{.count = 5,
+                              .per_token = 2,
+                              .intermediate_size = 11,
+                              .weights_sum_to_1 = tied,
+                              .layer_step = 1,
+                              .dense_layers = {1}};
+  }
   return c;
 }
 

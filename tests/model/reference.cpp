@@ -57,6 +57,35 @@ Vector head(const Vector& heads, std::size_t index, std::size_t dim, const Vecto
   return y;
 }
 
+// The MLP whose weights begin with `prefix`.
+Vector mlp(const Weights& w, const std::string& prefix, const Vector& x) {
+  Vector gate = product(w.at(prefix + "gate_proj.weight"), x);
+  const Vector up = product(w.at(prefix + "up_proj.weight"), x);
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+  return product(w.at(prefix + "down_proj.weight"), gate);
+}
+
+// A mixture of experts: the weighted sum of the given experts, or of those with the highest scores.
+Vector mixture(const ModelConfig& c, const Weights& w, const std::string& prefix, const Vector& x,
+               const std::vector<std::size_t>& given) {
+  Vector scores = log_softmax(product(w.at(prefix + "gate.weight"), x), 1);
+  for (double& score : scores) score = std::exp(score);
+  std::vector<std::size_t> best(scores.size());
+  for (std::size_t e = 0; e < best.size(); ++e) best[e] = e;
+  std::sort(best.begin(), best.end(), [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  best.resize(size(c.experts->per_token));
+  if (!given.empty()) best = given;
+  double sum = 0;
+  for (const std::size_t e : best) sum += scores[e];
+  if (!c.experts->weights_sum_to_1) sum = 1;
+  Vector y(x.size());
+  for (const std::size_t e : best) {
+    const Vector part = mlp(w, prefix + "experts." + std::to_string(e) + ".", x);
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] += scores[e] / sum * part[i];
+  }
+  return y;
+}
+
 }  // namespace
 
 Vector log_softmax(const Vector& logits, double temperature) {
@@ -68,7 +97,7 @@ Vector log_softmax(const Vector& logits, double temperature) {
   return out;
 }
 
-Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& tokens) {
+Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& tokens, const GivenExperts& given) {
   const std::size_t hidden = size(c.hidden_size), dim = size(c.head_dim), heads = size(c.heads),
                     kv_heads = size(c.kv_heads), count = tokens.size();
   const Vector& embedding = w.at("model.embed_tokens.weight");
@@ -77,11 +106,12 @@ Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& to
     const auto row = embedding.begin() + std::ptrdiff_t(size(token) * hidden);
     x.emplace_back(row, row + std::ptrdiff_t(hidden));
   }
+  std::size_t mixture_index = 0;
   for (std::int64_t n = 0; n < c.layers; ++n) {
     const auto weight = [&](const char* name) -> const Vector& {
       return w.at("model.layers." + std::to_string(n) + "." + name + ".weight");
     };
-    const auto norm = [&](const char* name) { return c.family == Family::kQwen3 ? &weight(name) : nullptr; };
+    const auto norm = [&](const char* name) { return c.qk_norm() ? &weight(name) : nullptr; };
     const auto biased = [&](const char* name, Vector y) {
       if (c.family != Family::kQwen2) return y;
       const Vector& bias = w.at("model.layers." + std::to_string(n) + "." + name + ".bias");
@@ -117,12 +147,14 @@ Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& to
     }
     for (std::size_t t = 0; t < count; ++t) {
       const Vector y = rms_norm(x[t], weight("post_attention_layernorm"), c.rms_norm_eps);
-      Vector gate = product(weight("mlp.gate_proj"), y);
-      const Vector up = product(weight("mlp.up_proj"), y);
-      for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
-      const Vector down = product(weight("mlp.down_proj"), gate);
+      const std::string prefix = "model.layers." + std::to_string(n) + ".mlp.";
+      const bool has_experts = w.contains(prefix + "gate.weight");
+      const Vector down =
+          !has_experts ? mlp(w, prefix, y)
+                       : mixture(c, w, prefix, y, given.empty() ? std::vector<std::size_t>() : given[t][mixture_index]);
       for (std::size_t i = 0; i < hidden; ++i) x[t][i] += down[i];
     }
+    mixture_index += w.contains("model.layers." + std::to_string(n) + ".mlp.gate.weight") ? 1 : 0;
   }
   Rows out;
   for (const Vector& row : x) {

@@ -1,4 +1,5 @@
 // Arithmetic of the transformer against the reference; cache, padding and gradients against its own full pass.
+#include "gradients.hpp"
 #include "helpers.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
@@ -13,8 +14,8 @@ class Shapes : public testing::TestWithParam<std::tuple<Family, bool>> {
   static ModelConfig config() { return small_config(std::get<0>(GetParam()), std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes,
-                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama,
-                                                          Family::kMistral),
+                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen3Moe, Family::kQwen2,
+                                                          Family::kLlama, Family::kMistral),
                                           testing::Bool()),
                          [](const auto& p) {
                            return fmt::format("{}_{}", family_name(std::get<0>(p.param)),
@@ -77,13 +78,15 @@ TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
       model.zero_grad();
       for (int twice = 0; twice < 2; ++twice) model.token_logprobs(ids, 0.8).logprobs.sum().backward();
       std::map<std::string, Tensor> out;
-      for (const auto& item : model.named_parameters()) out[item.key()] = item.value().grad().clone();
+      for (const auto& item : model.named_parameters()) out[item.key()] = gradient_of(item.value());
       return out;
     };
     const auto stored = gradients(false), recomputed = gradients(true);
     for (const auto& [name, want] : stored) {
-      EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
-      EXPECT_LT(distance(recomputed.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
+      if (!may_be_unused(name)) {
+        EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
+      }
+      EXPECT_LE(distance(recomputed.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
     }
   }
 }
@@ -150,7 +153,7 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
     model->zero_grad();
     (logprobs * weight).sum().backward();
     std::map<std::string, Tensor> out;
-    for (const auto& item : model->named_parameters()) out[item.key()] = item.value().grad().clone();
+    for (const auto& item : model->named_parameters()) out[item.key()] = gradient_of(item.value());
     return out;
   };
   const auto got = gradients(model->token_logprobs(ids, temperature).logprobs);
@@ -161,7 +164,9 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
                                     .squeeze(2));
   for (const auto& [name, want] : direct) {
     const double tolerance = 1e-4 * std::max(1.0, want.abs().max().item<double>());
-    EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
+    if (!may_be_unused(name)) {
+      EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
+    }
     EXPECT_LT(distance(got.at(name), want), tolerance) << name;
     EXPECT_LT(distance(masked.at(name), want), tolerance) << name;
   }

@@ -191,7 +191,8 @@ TEST(Inbox, SaysThatEventsAreLost) {
   inbox.wake();
   EXPECT_TRUE(inbox.check_overflow()) << "a wake-up may be lost: the inbox is not empty";
   inbox.post(event::Message{});
-  EXPECT_THAT(inbox.check_overflow().error().message(), HasSubstr("more than 4096 events wait"));
+  EXPECT_THAT(inbox.check_overflow().error().message(),
+              HasSubstr("4096 messages and policies from the learner wait unread"));
 }
 
 }  // namespace

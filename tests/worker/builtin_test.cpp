@@ -65,6 +65,26 @@ TEST_F(BuiltinTest, MoreThanFitAtOnceAreAllAnswered) {
   }
 }
 
+TEST_F(BuiltinTest, TellsTheExpertsOfAMixtureIfAsked) {
+  config_ = *model::preset("tiny-moe");
+  for (const bool records : {true, false}) {
+    BuiltinOptions options;
+    options.model = config_;
+    options.records_experts = records;
+    engine_ = *make_builtin_engine(options);
+    install(3, 1);
+    engine_->submit({1, {1, 2, 3}, 5, 1});
+    const auto responses = finish();
+    const data_plane::RoutedExperts& experts = responses.at(1)->experts;
+    EXPECT_EQ(experts.tokens(), records ? 8u : 0u);
+    if (!records) continue;
+    EXPECT_EQ(experts.layers, 3u);
+    EXPECT_EQ(experts.per_token, 2u);
+    EXPECT_GE(experts.values.front(), 0);
+    EXPECT_EQ(experts.values.back(), -1) << "the last token is no input";
+  }
+}
+
 TEST_F(BuiltinTest, SequencesUnderWayGoOnUnderTheNewPolicy) {
   engine_->submit({7, {1, 2, 3}, 40, 1});
   while (engine_->progress() < 5) engine_->poll(Duration{});
@@ -115,6 +135,31 @@ TEST_F(BuiltinTest, AStopStringEndsAResponse) {
   const auto responses = finish();
   EXPECT_EQ(responses.at(1)->tokens.size(), 3u);
   EXPECT_TRUE(responses.at(1)->ended);
+}
+
+TEST_F(BuiltinTest, ASequenceMayHaveSettingsOfItsOwn) {
+  install(1, 1);
+  Sequence greedy{.id = 1, .prompt = {1, 2, 3}, .tokens_max = 6, .seed = 1};
+  greedy.sampling.emplace().temperature = 0;
+  Sequence again = greedy;
+  again.id = 2;
+  again.seed = 2;
+  engine_->submit(greedy);
+  engine_->submit(again);
+  engine_->submit({3, {1, 2, 3}, 6, 1});
+  auto responses = finish();
+  const std::vector<model::Token> tokens = responses.at(1)->tokens;
+  ASSERT_EQ(tokens.size(), 6u);
+  EXPECT_EQ(responses.at(2)->tokens, tokens);
+  EXPECT_NE(responses.at(3)->tokens, tokens);  // the run's settings
+  greedy.sampling->end_tokens = {tokens[1]};
+  again.sampling->ends = [](std::span<const model::Token> response) { return response.size() == 4; };
+  engine_->submit(greedy);
+  engine_->submit(again);
+  responses = finish();
+  EXPECT_LE(responses.at(1)->tokens.size(), 2u);
+  EXPECT_TRUE(responses.at(1)->ended);
+  EXPECT_EQ(responses.at(2)->tokens.size(), 4u);
 }
 
 // Finite weights with non-finite log-probabilities: no sequence is to blame.

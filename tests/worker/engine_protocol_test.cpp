@@ -1,7 +1,10 @@
 // Parsing of inference servers' answers, and the conclusions about the weights behind them.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/random.hpp"
+#include "worker/engines/expert_rows.hpp"
 #include "worker/engines/fingerprints.hpp"
 #include "worker/engines/make.hpp"
 #include "worker/engines/protocol.hpp"
@@ -219,6 +222,97 @@ TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   EXPECT_EQ(protocol->sample_call(draw).path, "/v1/completions");
   EXPECT_TRUE(protocol->name_weights(Version{3}).empty());
   EXPECT_FALSE(protocol->on_interface_response(500, "")) << "asked again";
+}
+
+// The file that numpy's save() writes, in base64. `header_end` follows the shape.
+std::string numpy_array(std::string_view type, std::string_view shape, std::string_view bytes,
+                        std::string_view order = "False") {
+  std::string header = fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}", type, order, shape);
+  header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 11, ' ');
+  header += "\n";
+  std::string file = std::string("\x93NUMPY\1", 7) + '\0' + static_cast<char>(header.size()) + '\0' + header;
+  file += bytes;
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (std::size_t i = 0; i < file.size(); i += 3) {
+    std::uint32_t bits = 0;
+    for (std::size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < file.size() ? static_cast<unsigned char>(file[i + k]) : 0u);
+    for (std::size_t k = 0; k < 4; ++k) text.push_back(i + k > file.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63]);
+  }
+  return text;
+}
+
+// numpy.save() of numpy 2.3.5 for numpy.array([[[1, 0], [2, 3]]], dtype="uint8"), as vLLM 0.32 sends it.
+constexpr const char* kSavedByNumpy =
+    "k05VTVBZAQB2AHsnZGVzY3InOiAnfHUxJywgJ2ZvcnRyYW5fb3JkZXInOiBGYWxzZSwgJ3NoYXBlJzogKDEsIDIsIDIpLCB9ICAgICAgICAgICAg"
+    "ICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgIAoBAAID";
+
+TEST(ExpertRows, AreReadFromNumpysArrays) {
+  const auto saved = parse_expert_rows(kSavedByNumpy);
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(*saved, (data_plane::RoutedExperts{2, 2, {0, 1, 2, 3}}));
+  EXPECT_EQ(numpy_array("|u1", "(1, 2, 2)", std::string("\1\0\2\3", 4)), kSavedByNumpy) << "as the arrays below";
+  const std::string two_bytes("\1\0\0\1\xff\xff\xff\xff", 8);
+  EXPECT_EQ(parse_expert_rows(numpy_array("<i2", "(1, 2, 2)", two_bytes)).value().values,
+            (std::vector<std::int16_t>{1, 256, -1, -1}))
+      << "-1 for a token that was not computed";
+  EXPECT_EQ(parse_expert_rows(numpy_array("<u2", "(1, 2, 2)", two_bytes)).value().values,
+            (std::vector<std::int16_t>{1, 256, -1, -1}));
+  EXPECT_EQ(
+      parse_expert_rows(numpy_array("<i4", "(2, 1, 1)", std::string("\5\0\0\0\xff\xff\xff\xff", 8))).value().values,
+      (std::vector<std::int16_t>{5, -1}));
+  EXPECT_EQ(parse_expert_rows(numpy_array("|u1", "(1, 2, 2)", std::string("\0\0\3\4", 4))).value().values,
+            (std::vector<std::int16_t>{-1, -1, 3, 4}))
+      << "a layer without experts";
+  EXPECT_EQ(parse_expert_rows(numpy_array("|u1", "(0, 2, 2)", "")).value().tokens(), 0u);
+  for (const std::string& bad :
+       {std::string("****"), std::string("AAA"), std::string(), std::string("AAAA"),
+        numpy_array("<f4", "(1, 1, 1)", "abcd"), numpy_array("|u1", "(1, 2, 2)", "abc"),
+        numpy_array("|u1", "(4,)", "abcd"), numpy_array("|u1", "(1, 2, 2)", "abcd", "True"),
+        numpy_array("|u1", "(999999999, 4096, 256)", "abcd"), numpy_array("|u1", "(1, 0, 2)", "")})
+    EXPECT_FALSE(parse_expert_rows(bad)) << bad;
+}
+
+TEST(ExpertRows, OfLayersWithoutExpertsAreLeftOut) {
+  model::ModelConfig model = *model::preset("tiny-moe");  // 3 layers, 2 experts per token
+  model.experts->dense_layers = {1};
+  const auto kept = [&](data_plane::RoutedExperts experts) {
+    keep_mixture_layers(model, experts);
+    return experts;
+  };
+  const data_plane::RoutedExperts want{2, 2, {0, 1, 4, 5, 2, 3, 6, 7}};
+  EXPECT_EQ(kept({3, 2, {0, 1, -1, -1, 4, 5, 2, 3, -1, -1, 6, 7}}), want);
+  EXPECT_EQ(kept(want), want);
+  EXPECT_EQ(kept({4, 2, {0, 1, 2, 3, 4, 5, 6, 7}}), data_plane::RoutedExperts{}) << "of another model";
+  model = *model::preset("tiny-64");
+  EXPECT_EQ(kept(want), data_plane::RoutedExperts{});
+  model.family = model::Family::kCarried;
+  EXPECT_EQ(kept(want), want);
+}
+
+TEST(EngineAnswers, OfVllmTellTheExperts) {
+  const auto protocol = vllm_protocol();
+  ASSERT_TRUE(protocol->on_interface_response(200, kVllmTokens));
+  SampleRequest draw;
+  draw.context = {1, 4093, 198, 1780};
+  auto answer = nlohmann::json::parse(kVllmTokens);
+  EXPECT_EQ(protocol->parse_sample_response(draw, answer.dump())->experts.tokens(), 0u);
+  // 7 of the 8 tokens: the last one is no input of the model.
+  const std::string rows("\1\0\2\3\4\5\1\2\1\3\1\4\1\5", 14);
+  answer["choices"][0]["routed_experts"] = numpy_array("|u1", "(7, 1, 2)", rows);
+  const auto piece = protocol->parse_sample_response(draw, answer.dump());
+  ASSERT_TRUE(piece) << piece.error().message();
+  EXPECT_EQ(piece->experts.tokens(), 7u);
+  EXPECT_EQ(piece->experts.values.front(), 0);
+  // Those of the prompt apart.
+  answer["prompt_routed_experts"] = numpy_array("|u1", "(4, 1, 2)", rows.substr(0, 8));
+  answer["choices"][0]["routed_experts"] = numpy_array("|u1", "(3, 1, 2)", rows.substr(8));
+  EXPECT_EQ(protocol->parse_sample_response(draw, answer.dump())->experts, piece->experts);
+  answer["choices"][0]["routed_experts"] = numpy_array("|u1", "(7, 1, 2)", rows);
+  EXPECT_FALSE(protocol->parse_sample_response(draw, answer.dump())) << "of more tokens than there are";
+  answer["choices"][0]["routed_experts"] = 5;
+  EXPECT_FALSE(protocol->parse_sample_response(draw, answer.dump()));
 }
 
 // Any bytes give an answer or an error.

@@ -162,6 +162,40 @@ TEST_F(GroupsTest, AGroupIsHandedInWhenItsLastResponseIsThere) {
   EXPECT_THAT(groups_->leases(), ElementsAre(2u));
 }
 
+// A lease of a Tinker client has its own prompt and settings.
+TEST_F(GroupsTest, AClientsLeaseHasItsOwnPromptAndSettings) {
+  schema::Lease sample = lease(1, "ignored");
+  sample.set_unscored(true);
+  sample.set_rollouts(2);
+  schema::Sampling& sampling = *sample.mutable_sampling();
+  for (const std::uint32_t token : {4, 5, 6}) sampling.add_prompt_tokens(token);
+  sampling.set_tokens_max(2);
+  sampling.set_temperature(0.5);
+  sampling.set_top_p(0.9);
+  sampling.set_top_k(7);
+  sampling.add_end_tokens(8);
+  sampling.add_stop("12");
+  sampling.set_seed(40);
+  const auto sequences = begin(sample);
+  ASSERT_EQ(sequences.size(), 2u);
+  EXPECT_THAT(sequences[0].prompt, ElementsAre(4, 5, 6));
+  EXPECT_EQ(sequences[0].tokens_max, 2);
+  ASSERT_TRUE(sequences[0].sampling);
+  EXPECT_EQ(sequences[0].sampling->temperature, 0.5);
+  EXPECT_EQ(sequences[0].sampling->top_p, 0.9);
+  EXPECT_EQ(sequences[0].sampling->top_k, 7);
+  EXPECT_THAT(sequences[0].sampling->end_tokens, ElementsAre(8));
+  const auto tokens = *task_.phrasing->tokenizer().encode("312");
+  EXPECT_FALSE(sequences[0].sampling->ends(std::span(tokens).first(2)));
+  EXPECT_TRUE(sequences[0].sampling->ends(tokens));
+  EXPECT_NE(sequences[0].seed, sequences[1].seed);
+  // The second sample draws what the first one of a lease with the next seed does.
+  schema::Lease next = sample;
+  next.set_id(2);
+  next.mutable_sampling()->set_seed(41);
+  EXPECT_EQ(begin(next)[0].seed, sequences[1].seed);
+}
+
 TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   const auto bad = groups_->begin(lease(1, "\xc3\xa9"), kNow);
   EXPECT_EQ(std::get<schema::WorkFailed>(bad).failure(), schema::WORK_FAILURE_PROMPT);
@@ -235,6 +269,48 @@ TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
     ASSERT_EQ(t.spans_size(), 2);
     EXPECT_EQ(t.spans(0).end(), 1u);
     EXPECT_EQ(t.spans(1).end(), 7u);
+  }
+}
+
+// The engine tells experts of the whole text at every turn. Those of a token's first turn are kept; the last token, and
+// a member whose engine tells none, have none.
+TEST_F(GroupsTest, ExpertsTravelWithTheTrajectory) {
+  std::vector<TwoQuestions::Thought> thoughts;
+  task_.adapter = std::make_unique<TwoQuestions>(thoughts);
+  task_.spec.set_response_tokens_max(10);
+  task_.spec.set_turn_tokens_max(4);
+  const auto answer = [&](const Sequence& s, std::int16_t first) {
+    Outcome outcome = answered(s.id);
+    outcome.response->spans = {{Version{5}, 2}};
+    data_plane::RoutedExperts& experts = outcome.response->experts;
+    experts = {1, 2, {}};
+    for (std::size_t token = 0; token < s.prompt.size() + 1; ++token)  // all but the last
+      experts.values.insert(experts.values.end(), {static_cast<std::int16_t>(first + 1), first});
+    return outcome;
+  };
+  const auto sequences = begin(lease(1, "3+4="));
+  groups_->on_outcome(answer(sequences[0], 0));
+  for (std::size_t member = 1; member < kGroup; ++member) groups_->on_outcome(answered(sequences[member].id));
+  for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
+  for (const Sequence& s : groups_->advance().next) {
+    Outcome outcome = s.prompt.size() > 0 && s.id == sequences.back().id + 1 ? answer(s, 4) : answered(s.id);
+    outcome.response->spans = {{Version{5}, 2}};
+    groups_->on_outcome(std::move(outcome));
+  }
+  for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
+  const auto last = groups_->advance();
+  ASSERT_EQ(last.ended.size(), 1u);
+  const auto& submission = std::get<schema::Submission>(last.ended[0].result);
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    EXPECT_TRUE(data_plane::check(t)) << data_plane::check(t).error().message();
+    if (t.member() != 0) {
+      EXPECT_TRUE(t.routed_experts().empty());
+      continue;
+    }
+    // The prompt of 4, a turn of 2, an observation of 3, and a turn of 2.
+    const auto experts = data_plane::unpack_experts(t.routed_experts(), 11);
+    ASSERT_TRUE(experts) << experts.error().message();
+    EXPECT_THAT(experts->values, ElementsAre(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 4, 5, 4, 5, 4, 5, 4, 5, 4, 5, -1, -1));
   }
 }
 

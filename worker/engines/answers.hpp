@@ -20,7 +20,7 @@ Error unexpected_answer(fmt::format_string<Args...> format, Args&&... args) {
 
 constexpr std::size_t kExcerptBytesMax = 200;  // the part of an answer that an error quotes
 
-// The value as text for an error, shortened.
+// The value as text for an error, cut to kExcerptBytesMax.
 inline std::string excerpt(const json& value) {
   return printable(value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace), kExcerptBytesMax);
 }
@@ -32,7 +32,7 @@ inline Result<json> parse_answer(std::string_view body) {
   return parsed;
 }
 
-// Returns the value at a path of keys, or null if there is none.
+// Returns the value at a path of keys, or JSON's null if there is none.
 template <class... Keys>
 const json& at(const json& value, const Keys&... keys) {
   static const json kNull;
@@ -72,6 +72,7 @@ inline Result<double> logprob_of(const json& value) {
   return value.get<double>();
 }
 
+// Absent if the value is not a string.
 inline std::optional<std::string> text_of(const json& value) {
   if (!value.is_string()) return std::nullopt;
   return value.get<std::string>();

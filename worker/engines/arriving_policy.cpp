@@ -9,22 +9,24 @@ namespace {
 
 constexpr std::string_view kOperation = "install policy";
 
-// Returns a function that makes a decoder of a snapshot (a whole policy), for the parameter `make_decoder` of the
+// Returns a function that makes a decoder for a snapshot (a whole policy), for the parameter `make_decoder` of the
 // functions below.
 auto snapshot_decoder_maker(const delta::DecodeOptions& options) {
   return [&options] { return delta::IncomingSnapshot(options); };
 }
 
-// Decodes `part` if it is the first part of a publication or continues the one that `incoming` decodes.
+// Decodes `part` if it is the first part of a publication, or the next part of the one that `incoming` decodes.
 template <class Incoming>
 void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& make_decoder) {
   if (part.offset == 0) incoming = Incoming{part.id, part.version, make_decoder()};
-  if (!incoming || incoming->id != part.id || incoming->decoder.bytes() != part.offset) return;
+  const bool continues = incoming && incoming->id == part.id && incoming->decoder.bytes() == part.offset;
+  if (!continues) return;  // decode_all() decodes what is missing
   // After an error, decode_all() decodes the publication again from its start, and reports the error.
   if (!incoming->decoder.add(part.bytes.bytes())) incoming.reset();
 }
 
-// Decodes all of `publication`, with or without earlier parts, and checks the resulting policy's digest.
+// Continues `incoming` if it is an unfinished decode of `publication`; otherwise decodes `publication` from its start.
+// Then checks the digest of the resulting policy.
 template <class Decoder>
 Result<Decoder> decode_all(auto incoming, const overlay::Publication& publication, const auto& make_decoder) {
   Decoder decoder = incoming && incoming->id == publication.id ? std::move(incoming->decoder) : make_decoder();
@@ -44,11 +46,13 @@ Result<Decoder> decode_all(auto incoming, const overlay::Publication& publicatio
 }  // namespace
 
 void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Version> installed) {
-  // A part without a base version belongs to a snapshot, every other one to a delta.
-  if (!part.base && (!installed || part.version > *installed))
-    add_part(snapshot_, part, snapshot_decoder_maker(options_));
-  else if (part.base && installed == part.base)
+  const bool is_of_snapshot = !part.base;
+  if (is_of_snapshot) {
+    const bool is_newer = !installed || part.version > *installed;
+    if (is_newer) add_part(snapshot_, part, snapshot_decoder_maker(options_));
+  } else if (installed == part.base) {  // a delta on another version could not be applied
     add_part(delta_, part, make_delta_decoder_);
+  }
 }
 
 Result<delta::OwnedState> ArrivingPolicy::finish_snapshot(const overlay::Publication& publication) {

@@ -1,4 +1,5 @@
-// Decodes a policy while it arrives, for engines that hold a copy. Private to worker/.
+// Decodes a policy while it arrives, for the two classes that keep a copy of the policy: Installer (in memory) and
+// PolicyFolder (in files). Private to worker/.
 #pragma once
 #include <functional>
 #include <optional>
@@ -11,23 +12,26 @@
 
 namespace echoline::worker {
 
-// A publication is a snapshot (a whole policy) or a delta (the changes since its base version). It arrives in parts. A
-// snapshot may arrive while deltas are decoded. Use from one thread.
+// A publication is a snapshot (a whole policy) or a delta (the changes since its base version). It arrives in parts.
+// Parts of a snapshot may arrive between those of deltas. Use from one thread.
 class ArrivingPolicy {
  public:
-  // Makes a decoder of a delta on the installed policy.
+  // Makes a decoder for a delta on the installed policy.
   using DeltaDecoderMaker = std::function<delta::IncomingDelta()>;
   explicit ArrivingPolicy(DeltaDecoderMaker make_delta_decoder, const delta::DecodeOptions& options = {})
       : make_delta_decoder_(std::move(make_delta_decoder)), options_(options) {}
 
-  // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Decodes at most one
-  // snapshot and one delta at a time.
+  // Decodes bytes of a snapshot that is newer than `installed` (absent: no version is installed), or of a delta on
+  // `installed`; ignores other parts. The first part of another snapshot replaces the one that is being decoded; the
+  // same holds for deltas.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
-  // Decodes the remaining bytes of `publication` and returns the policy. kCorrupt: the bytes are wrong, or give another
-  // policy than announced. Drops parts of other publications, except a newer snapshot when a delta is applied.
+  // Decodes those bytes of a snapshot that add() has not received. Returns the policy. kCorrupt: the bytes are wrong,
+  // or give another policy than announced. Drops what add() has decoded of other publications.
   Result<delta::OwnedState> finish_snapshot(const overlay::Publication& publication);
-  // Decodes the remaining bytes of the delta and applies it, see delta::IncomingDelta::apply(). Returns the writes that
-  // turn the installed policy into the new one. kStale: the delta needs another base.
+  // Decodes those bytes of the delta that add() has not received. If the decoder holds a copy of the policy, it is
+  // updated here; the returned writes are for a copy that the caller holds. kCorrupt: as above. kStale: the delta
+  // needs another base. Drops what add() has decoded of other publications, except of a newer snapshot. By
+  // delta::IncomingDelta::apply().
   Result<std::vector<delta::TensorWrite>> finish_delta(const overlay::Publication& publication,
                                                        std::optional<Version> installed);
 

@@ -1,4 +1,4 @@
-// The built-in engine: the transformer of model/, which generates for one running batch of sequences.
+// The built-in engine: runs the transformer of model/ in this process, for a batch of sequences at a time.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -19,8 +19,9 @@ struct BuiltinOptions {
   std::function<bool(std::span<const model::Token> response)> ends;
   std::string device = "cpu";                       // cpu, cuda or cuda:N
   int threads = 1;                                  // of libtorch and of policy decoding
-  std::size_t rows_max = 256;                       // most sequences at once
+  std::size_t rows_max = 256;                       // most sequences in the batch
   Bytes cache_max{std::uint64_t{4} << 30};          // memory for the keys and values of the sequences (4 GiB)
+  bool records_experts = false;                     // fill in Response::experts, for a mixture of experts
   const std::atomic<bool>* policy_waits = nullptr;  // as in EngineHost
 };
 

@@ -30,7 +30,7 @@ Status Installer::install(const overlay::Publication& publication) {
 
 // Loads the written parts of state_ into the model. On a GPU, verifies that its memory holds the same values.
 Status Installer::load_changes(std::span<const delta::TensorWrite> writes) {
-  if (on_device_) return on_device_->apply(writes, state_.digest());
+  if (on_device_) return on_device_->apply(writes, state_.digest());  // the model is on a GPU
   return model::load_changes(*model_, state_.view(), writes);
 }
 

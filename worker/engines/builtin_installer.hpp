@@ -28,8 +28,8 @@ class Installer {
 
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // kStale: the delta needs another base. kCorrupt: bytes or digest are wrong. kInvalid: the policy does not fit the
-  // model. On failure, the installed policy stays. But if the model may hold a part of the new one, none counts as
-  // installed until the next snapshot.
+  // model. If the model may hold a part of the new policy after a failure, no policy counts as installed until the next
+  // snapshot. After any other failure, the installed policy stays.
   Status install(const overlay::Publication& publication);
 
   std::optional<Version> version() const { return version_; }

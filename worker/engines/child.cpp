@@ -25,14 +25,14 @@ namespace echoline::worker {
 namespace {
 
 constexpr int kParentFd = 3;       // file descriptor of the guard's end of the socket to this program
-constexpr int kPollMs = 50;        // between two checks of the engine (the child process: an inference server)
+constexpr int kPollMs = 50;        // between two checks whether the engine (the inference server) has ended
 constexpr int kGraceMs = 5000;     // from SIGTERM until SIGKILL
-constexpr int kCannotStart = 127;  // exit status, as in shells
+constexpr int kCannotStart = 127;  // exit status of a command that cannot be started, as in shells
 constexpr int kSignalled = 128;    // plus the signal: exit status of the guard if a signal ended the engine
 
 // Prepared before the fork, because only async-signal-safe calls are allowed after it.
 struct Launch {
-  std::vector<char*> argv, envp;
+  std::vector<char*> argv, envp;             // of the engine
   std::vector<char*> remove_argv;            // command that removes a folder; empty: none
   int parent_socket = -1, null_device = -1;  // file descriptors
 };
@@ -48,8 +48,8 @@ struct Launch {
   ::_exit(kCannotStart);
 }
 
-// Runs in the guard process. Waits until the engine ends or this program closes the socket's other end. The kernel
-// closes it even if this program is killed. A byte before the close means that this program ended in order.
+// Runs in the guard process. Waits until the engine ends or this program closes its end of the socket; the kernel
+// closes that end if this program is killed. A byte before the close means that this program was not killed.
 [[noreturn]] void run_guard(const Launch& launch) {
   ::setpgid(0, 0);  // so that Ctrl-C in the terminal does not reach the guard before it has ended the engine
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
@@ -62,24 +62,24 @@ struct Launch {
   if (engine < 0) ::_exit(kCannotStart);
   ::setpgid(engine, engine);  // here too, because the engine may not have run its own call yet
   ::dup2(launch.parent_socket, kParentFd);
-  ::close_range(kParentFd + 1, ~0U, 0);  // in particular the socket's other end
+  ::close_range(kParentFd + 1, ~0U, 0);  // in particular this process's copy of the socket's other end
   int status = 0;
   bool parent_ended_in_order = false, engine_runs = true;
   // The engine is started by a shell: after the shell has ended, its remaining processes must end, too.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  for (int grace_ms_left = -1;;) {  // negative: the engine was not asked to end
+  for (int grace_ms_left = -1;;) {  // until SIGKILL; negative: the engine was not asked to end
     for (int ended_status = 0; const pid_t ended_pid = ::waitpid(-1, &ended_status, WNOHANG);) {
-      if (ended_pid < 0) break;
+      if (ended_pid < 0) break;  // no child is left
       if (ended_pid == engine) engine_runs = false, status = ended_status;
     }
-    if (!engine_runs && ::kill(-engine, 0) != 0) break;  // its process group is empty
+    if (!engine_runs && ::kill(-engine, 0) != 0) break;  // the engine's process group is empty
     // The shell has ended, but other processes of its group run: they get the same time to end.
     if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
     if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
-    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};  // -1: poll() only waits
+    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};  // -1: poll() watches nothing and only waits
     const int ready = ::poll(&parent, 1, kPollMs);
     if (grace_ms_left > 0) grace_ms_left = std::max(0, grace_ms_left - kPollMs);
-    if (ready <= 0) continue;
+    if (ready <= 0) continue;  // nothing from this program: it still runs
     char byte = 0;
     if (::read(kParentFd, &byte, 1) > 0) {
       parent_ended_in_order = true;
@@ -164,7 +164,7 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
   if (!remove_after.empty()) launch.remove_argv = pointers_to(remove);
   const pid_t pid = ::fork();
   if (pid == 0) run_guard(launch);
-  const int fork_errno = errno;
+  const int fork_errno = errno;  // close() may change errno
   ::close(socket_ends[0]);
   ::close(launch.null_device);
   if (pid > 0) return std::unique_ptr<Child>(new Child(pid, socket_ends[1]));
@@ -173,10 +173,10 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
 }
 
 Child::~Child() {
-  const char ended_in_order = 'e';  // any byte
+  const char ended_in_order = 'e';  // any byte: see run_guard()
   [[maybe_unused]] const auto sent = ::send(socket_, &ended_in_order, 1, MSG_NOSIGNAL);
   ::close(socket_);
-  if (!how_ended_) ::waitpid(guard_, nullptr, 0);  // the guard kills the engine soon
+  if (!how_ended_) ::waitpid(guard_, nullptr, 0);  // else how_ended() has waited for it; the guard ends soon
 }
 
 std::optional<std::string> Child::how_ended() {

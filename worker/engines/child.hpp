@@ -1,4 +1,4 @@
-// A child process, with its descendants, that does not outlive this process. Private to worker/.
+// A child process that ends, with its descendants, when this process ends. Private to worker/.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -13,20 +13,21 @@ namespace echoline::worker {
 
 // Returns a port of this machine without a listener; 0 if there is none.
 int free_port();
-// Replaces {model} by the quoted path of the folder, {port}, and {gpus} by the number of the server's GPUs.
+// Replaces {model} by the quoted path of the folder, {port} by `port`, and {gpus} by `gpus`, the number of the server's
+// GPUs.
 std::string server_command(std::string command, const std::filesystem::path& model_folder, int port, std::size_t gpus);
 
-// A small guard process stands between this process and the child. It waits until one of the two ends. Then it ends the
-// child's process group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes
-// the folder `remove_after`.
+// A small guard process stands between this process and the child. It waits until one of the two ends. Then the guard
+// ends the child's process group: by SIGTERM, and after five seconds by SIGKILL. If this process was killed, the guard
+// also removes the folder `remove_after`.
 class Child {
  public:
-  // Runs `command` in the shell, with its output on this process's standard error. `environment`: variables, in
-  // addition to those of this process. `remove_after`: may be empty.
+  // Runs `command` in the shell, with its output on this process's standard error. `environment`: variables that
+  // replace or extend those of this process. `remove_after`: may be empty.
   static Result<std::unique_ptr<Child>> start(const std::string& command,
                                               const std::vector<std::pair<std::string, std::string>>& environment,
                                               const std::filesystem::path& remove_after);
-  ~Child();  // ends the child; waits up to 6 s
+  ~Child();  // ends the child; waits up to 6 s: five until SIGKILL, and one for the guard to notice
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 

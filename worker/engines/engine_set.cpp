@@ -12,7 +12,8 @@ namespace {
 
 using EngineState = FolderEngine::State;
 
-// advance() waits this long for one engine. An answer of another engine lies unread meanwhile, so it is short.
+// advance() waits this long for answers from one engine's server. The wait is short, because answers from the other
+// servers stay unread meanwhile.
 constexpr Duration kAwaitOneEngine = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -25,7 +26,7 @@ EngineSet::~EngineSet() {
 
 std::size_t EngineSet::capacity() const {
   std::size_t sum = 0;
-  for (const auto& engine : engines_)
+  for (const auto& engine : engines_)  // one that is not ready takes no more sequences than it has
     sum += engine->state() == EngineState::kReady ? engine->capacity() : engine->sequences_in_progress();
   return sum;
 }
@@ -34,8 +35,9 @@ std::ptrdiff_t EngineSet::free_places(const FolderEngine& engine) const {
   return static_cast<std::ptrdiff_t>(engine.capacity()) - static_cast<std::ptrdiff_t>(engine.sequences_in_progress());
 }
 
-// Returns the ready engine with the most free places; if none is ready, the one with the most that is not broken. Equal
-// prompts that come together stay together while places are free, because an engine reads them only once.
+// Returns the ready engine with the most free places. If none is ready, the one with the most free places among those
+// that are not broken. Equal prompts that come one after another go to the same engine while places are free, because
+// an engine reads them only once.
 std::size_t EngineSet::choose_engine(const Sequence& sequence) const {
   const FolderEngine& last = *engines_[last_engine_];
   if (last.state() == EngineState::kReady && free_places(last) > 0 && sequence.prompt == last_prompt_)
@@ -68,13 +70,14 @@ std::vector<Outcome> EngineSet::poll(Duration time) {
         if (assigned_.erase(outcome.id) > 0) outcomes.push_back(std::move(outcome));
     reassign_sequences_of_broken();
     const bool is_over = !outcomes.empty() || assigned_.empty() || clock_.now() >= end;
-    if (is_over || !status() || (host_.policy_waits && *host_.policy_waits)) return outcomes;
+    const bool all_are_broken = !status(), policy_waits = host_.policy_waits && *host_.policy_waits;
+    if (is_over || all_are_broken || policy_waits) return outcomes;
     advance();
   }
 }
 
 void EngineSet::reassign_sequences_of_broken() {
-  if (!status()) return;
+  if (!status()) return;  // all engines are broken, so no engine can take the sequences
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     FolderEngine& engine = *engines_[i];
     if (engine.state() != EngineState::kBroken || engine.sequences_in_progress() == 0) continue;
@@ -126,12 +129,13 @@ Status EngineSet::install(const overlay::Publication& publication) {
   const auto has_any = [this](EngineState state) {
     return std::ranges::any_of(engines_, [state](const auto& engine) { return engine->state() == state; });
   };
-  // An engine that is loading reads the folder: its files must not change before that has ended.
+  // The folder's files must not change while an engine loads them.
   ECHO_TRY(advance_until([&] { return !has_any(EngineState::kLoading); }));
   for (const auto& engine : engines_) engine->release_folder();
   ECHO_TRY(folder_->install(publication));
   for (const auto& engine : engines_) engine->begin_load(publication);
-  if (!publication.activate) return status();
+  if (!publication.activate) return status();  // a newer policy waits, so no engine loads this one
+  // Waits until one engine is ready with the policy and none loads it, or until all are broken.
   return advance_until([&] {
     if (has_any(EngineState::kLoading)) return false;
     return has_any(EngineState::kReady) || !has_any(EngineState::kStarting);
@@ -139,6 +143,7 @@ Status EngineSet::install(const overlay::Publication& publication) {
 }
 
 const Engine& EngineSet::engine_with_oldest_policy() const {
+  // In the order: ready engines before others, engines with a policy before those without, older versions first.
   const auto rank = [](const FolderEngine& engine) {
     return std::tuple(engine.state() != EngineState::kReady, !engine.version(), engine.version());
   };

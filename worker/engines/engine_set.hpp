@@ -11,11 +11,11 @@
 
 namespace echoline::worker {
 
-// A sequence stays with its engine, and waits while that restarts. If an engine breaks, its sequences begin again on
-// the others. The set is broken when all its engines are.
+// A sequence stays with its engine, also during a restart of the engine. If an engine breaks, its sequences begin again
+// on other engines. The set is broken when all its engines are broken.
 //
-// A policy is written into the folder once, and all engines load it at the same time. An engine that restarts does not
-// delay a policy. It loads the newest one before it takes sequences again.
+// A policy is written into the folder once, and all engines load it at the same time. The set does not wait for an
+// engine that restarts: this engine loads the newest policy before it takes sequences again.
 class EngineSet final : public Engine {
  public:
   // `engines`: at least one; all read `folder`.
@@ -23,7 +23,7 @@ class EngineSet final : public Engine {
       : engines_(std::move(engines)), folder_(std::move(folder)), host_(std::move(host)) {}
   ~EngineSet() override;
 
-  // The sum over the engines. One that is not ready counts with the sequences that it has.
+  // The sum over the engines. An engine that is not ready counts as full: as many as the sequences that it has.
   std::size_t capacity() const override;
   std::size_t sequences_in_progress() const override { return assigned_.size(); }
   void submit(Sequence sequence) override;
@@ -46,12 +46,13 @@ class EngineSet final : public Engine {
   };
 
   const Engine& engine_with_oldest_policy() const;
+  // The engine of the last sequence if `sequence` has the same prompt; otherwise the one with the most free places.
   std::size_t choose_engine(const Sequence& sequence) const;
-  // Sequences that the engine can still compute at once; negative if it has more than it can.
+  // Number of further sequences that the engine can compute at once; negative if it has too many already.
   std::ptrdiff_t free_places(const FolderEngine& engine) const;
   void assign(Sequence sequence);
   void reassign_sequences_of_broken();
-  // Advances all engines. Waits for the answers to one of them, another in each call.
+  // Advances all engines. Waits shortly for answers from the server of one engine; the calls take the engines in turn.
   void advance();
   // Advances all engines until `is_over` returns true. kCancelled: the worker was asked to stop.
   Status advance_until(const std::function<bool()>& is_over);
@@ -61,9 +62,10 @@ class EngineSet final : public Engine {
   const EngineHost host_;
   const SystemClock clock_;
   std::map<std::uint64_t, Assigned> assigned_;  // by the sequence's id
-  std::size_t last_engine_ = 0;                 // index of the engine that got the last sequence
+  std::size_t last_engine_ = 0;                 // index of the engine that got the last submitted sequence
   std::vector<model::Token> last_prompt_;       // of that sequence
-  std::size_t next_awaited_engine_ = 0;         // index of the engine for which advance() waits next
+  // Modulo the number of engines: index of the engine for which advance() waits next.
+  std::size_t next_awaited_engine_ = 0;
 };
 
 }  // namespace echoline::worker

@@ -16,7 +16,7 @@ namespace echoline::worker {
 // the same. In nats per token, for one process of the server.
 class ProbeNoise {
  public:
-  // Two fp32 answers can differ this much if the server computes other requests at the same time.
+  // Nats per token. Two fp32 answers can differ this much if the server computes other requests at the same time.
   static constexpr double kNoiseMin = 2e-5;
 
   // Records the distance of two answers under the same weights. Twice the largest distance becomes the bound.
@@ -32,8 +32,8 @@ class ProbeNoise {
   std::optional<double> bound_;  // nats per token; absent: no distance was recorded
 };
 
-// Proves that weights changed when they had to, and that the same weights are present again after a restart. Does not
-// prove that changed weights are the right ones: that takes a run of the model.
+// Shows that weights changed when they had to, and that the same weights are present again after a restart. Does not
+// show that changed weights are the right ones; class Truth does that, if the learner sends its log-probabilities.
 class Fingerprints {
  public:
   using Values = std::vector<double>;              // nats
@@ -59,11 +59,12 @@ class Fingerprints {
       else
         nearest_other = std::min(nearest_other, earlier_distance);
     }
-    // For the same policy, the answer must also be nearer to its own earlier one than to those of other policies.
-    if (own_distance >= 0)
-      return own_distance <= std::max(noise, kSameMax) && own_distance <= std::max(noise, nearest_other)
-                 ? Verdict::kSame
-                 : Verdict::kOther;
+    // For the same policy, the answer must also be nearer to this policy's earlier answer than to those of other
+    // policies. Differences within the noise do not count.
+    if (own_distance >= 0) {
+      const bool is_same = own_distance <= std::max(noise, kSameMax) && own_distance <= std::max(noise, nearest_other);
+      return is_same ? Verdict::kSame : Verdict::kOther;
+    }
     return nearest_other <= noise ? Verdict::kStale : Verdict::kNew;
   }
 
@@ -73,7 +74,7 @@ class Fingerprints {
     if (answers_.size() > kPoliciesMax) answers_.pop_front();
   }
 
-  // Nats per token, mean; infinite if they are not comparable.
+  // Mean absolute difference in nats per token; infinite if the lengths differ or nothing is compared.
   static double distance(const Values& a, const Values& b) {
     if (a.size() != b.size() || a.empty()) return std::numeric_limits<double>::infinity();
     double sum = 0;

@@ -20,20 +20,20 @@ bool is_gpu_device(std::string_view name) {
 
 std::vector<std::string> find_gpus(const char* visible, const std::filesystem::path& device_folder) {
   std::vector<std::string> gpus;
-  if (visible) {
+  if (visible) {  // the user has chosen the GPUs
     std::string_view rest = visible;
     while (!rest.empty()) {
       const std::size_t comma = std::min(rest.find(','), rest.size());
       std::string_view name = rest.substr(0, comma);
       while (name.starts_with(' ')) name.remove_prefix(1);
       while (name.ends_with(' ')) name.remove_suffix(1);
-      if (name.empty() || name.starts_with('-')) break;  // CUDA ignores all that follows a wrong entry
+      if (name.empty() || name.starts_with('-')) break;  // CUDA ignores a wrong entry and all that follow
       gpus.emplace_back(name);
       rest.remove_prefix(std::min(comma + 1, rest.size()));
     }
     return gpus;
   }
-  // In a container, the numbers of device files are those of the host, and CUDA counts its GPUs from 0.
+  // Named 0, 1, ... as CUDA does. In a container, the device files may have other numbers, those of the host.
   std::error_code error;
   for (std::filesystem::directory_iterator it(device_folder, error), end; !error && it != end; it.increment(error))
     if (is_gpu_device(it->path().filename().string())) gpus.push_back(std::to_string(gpus.size()));
@@ -43,7 +43,7 @@ std::vector<std::string> find_gpus(const char* visible, const std::filesystem::p
 Result<std::vector<std::string>> distribute_gpus(const std::vector<std::string>& gpus, std::size_t gpus_per_engine,
                                                  std::optional<std::size_t> engines) {
   const std::size_t count = engines.value_or(std::max<std::size_t>(1, gpus.size() / gpus_per_engine));
-  // Without any GPU that this program can see, one server may compute on a CPU, or on a device of another vendor.
+  // If this program finds no GPU, a single server may still compute on a CPU, or on a device of another vendor.
   const bool may_lack_gpus = count == 1 && gpus.empty();
   if (gpus.size() < count * gpus_per_engine && !may_lack_gpus)
     return fail(Code::kInvalid, "engine",
@@ -52,7 +52,7 @@ Result<std::vector<std::string>> distribute_gpus(const std::vector<std::string>&
                 "GPUs in {}",
                 count, count == 1 ? "" : "s", gpus_per_engine, count == 1 ? "s" : "", count * gpus_per_engine,
                 gpus.size(), gpus.empty() ? "" : fmt::format(" ({})", fmt::join(gpus, ",")), kVisibleGpusVariable);
-  if (count == 1) return std::vector<std::string>{""};
+  if (count == 1) return std::vector<std::string>{""};  // "": one server may use all GPUs of this process
   std::vector<std::string> gpu_lists;
   for (std::size_t i = 0; i < count; ++i)
     gpu_lists.push_back(

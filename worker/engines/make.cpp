@@ -21,12 +21,14 @@ Result<std::unique_ptr<Engine>> make_builtin(const EngineOptions& options, const
   builtin_options.sampling.eos = task.phrasing->eos();
   if (!task.phrasing->stop().empty())
     builtin_options.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
+      // Called after each token, so only the newest one is unchecked.
       return phrasing.response_end(response, response.size() - 1).has_value();
     };
   builtin_options.device = options.device;
   builtin_options.threads = static_cast<int>(threads_of(options));
   builtin_options.rows_max = options.rollouts_at_once;
   builtin_options.cache_max = options.cache_max.value_or(builtin_options.cache_max);
+  builtin_options.records_experts = task.spec.records_experts();
   builtin_options.policy_waits = host.policy_waits;
   return options.builtin(builtin_options);
 }
@@ -35,7 +37,8 @@ Result<std::unique_ptr<Engine>> make_builtin(const EngineOptions& options, const
 
 unsigned threads_of(const EngineOptions& options) {
   const bool on_cpu = options.kind == EngineKind::kBuiltin && options.device == "cpu";
-  return thread_count(options.threads.value_or(on_cpu ? 1 : 0));
+  if (!options.threads && on_cpu) return 1;  // the workers of one machine share its processors
+  return thread_count(options.threads.value_or(0));
 }
 
 Result<EngineMaker> engine_maker(EngineOptions options) {
@@ -43,8 +46,8 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   const bool is_server = options.kind != EngineKind::kBuiltin;
   if (!is_server && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation,
-                "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
-  if (is_server && options.device != "cpu")
+                "a command, an address or a folder needs a server as engine: use --engine sglang or vllm");
+  if (is_server && options.device != "cpu")  // "cpu" is the default, so the user chose it
     return fail(Code::kInvalid, kOperation,
                 "a device is only for the built-in engine: a server's own command chooses its device");
   if (!is_server && !options.builtin)
@@ -52,15 +55,18 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
         Code::kInvalid, kOperation,
         "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
         "build it with -DECHOLINE_TORCH=ON (the default)");
-  if (is_server && options.command.empty() == options.url.empty())
+  if (is_server && options.command.empty() == options.url.empty())  // neither, or both
     return fail(Code::kInvalid, kOperation,
                 "expected either a command that starts a server or the address of a running one");
-  if (options.command.empty() && (options.engines || options.gpus_per_engine != 1))
+  const bool sets_number = options.engines || options.gpus_per_engine != 1;  // 1: the default
+  if (options.command.empty() && sets_number)
     return fail(Code::kInvalid, kOperation,
                 "a number of engines, or of GPUs per engine, is for servers that the worker starts by a command");
-  const auto has_word = [&](std::string_view word) { return options.command.find(word) != std::string::npos; };
-  const bool is_parallel = has_word("--tensor-parallel-size") || has_word(" --tp") || has_word(" -tp ");
-  if (is_parallel && !has_word("{gpus}") && options.gpus_per_engine == 1 && !options.engines)
+  const auto command_has = [&](std::string_view text) { return options.command.find(text) != std::string::npos; };
+  // " --tp" is also the beginning of --tp-size; " -tp " needs its blanks, because "-tp" occurs inside other options.
+  const bool uses_several_gpus = command_has("--tensor-parallel-size") || command_has(" --tp") || command_has(" -tp ");
+  // With --engines the user has chosen the shares: --engines 1 gives all GPUs to that engine.
+  if (uses_several_gpus && !command_has("{gpus}") && options.gpus_per_engine == 1 && !options.engines)
     return fail(Code::kInvalid, kOperation,
                 "the command starts an engine on several GPUs, and each gets --gpus-per-engine, which is 1: set that "
                 "to the number of GPUs, and write {{gpus}} in its place in the command");
@@ -68,7 +74,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
     return fail(Code::kInvalid, kOperation, "expected at least one engine with at least one GPU");
   if (!options.command.empty())
     for (const char* placeholder : {"{model}", "{port}"})
-      if (options.command.find(placeholder) == std::string::npos)
+      if (!command_has(placeholder))
         return fail(Code::kInvalid, kOperation,
                     "expected a command with {{model}}, the folder to load, and {{port}}, the port to listen on; {} "
                     "is missing in '{}'",

@@ -24,7 +24,7 @@ struct EngineOptions {
   // The built-in engine. Empty in a program without libtorch, otherwise make_builtin_engine().
   std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
   std::string device = "cpu";      // cpu, cuda or cuda:N
-  std::optional<Bytes> cache_max;  // for keys and values; absent: BuiltinOptions::cache_max
+  std::optional<Bytes> cache_max;  // memory for keys and values; absent: the default of BuiltinOptions::cache_max
 
   // For a server as engine, exactly one of `command` and `url` is set. `command`: a shell command that starts a server;
   // in it, {model}, {port} and {gpus} stand for the policy's folder, the port to listen on and gpus_per_engine. `url`:
@@ -32,13 +32,13 @@ struct EngineOptions {
   std::string command, url;
   std::size_t gpus_per_engine = 1;     // of a server that this worker starts
   std::optional<std::size_t> engines;  // number of servers to start; absent: GPUs of the machine / gpus_per_engine
-  std::string visible_gpus;            // CUDA_VISIBLE_DEVICES of the server; empty: that of this process
+  std::string visible_gpus;            // the server's CUDA_VISIBLE_DEVICES; empty: the value of this process
   std::filesystem::path folder;        // for the policy's files; empty: a new folder in memory
   Duration patience = std::chrono::minutes(10);  // timeout of the server's start, of loading a policy, and of an answer
-  // Timeout of a call that only pauses or resumes. If the engine behind a live server is dead, such a call may never
-  // return.
+  // Timeout of a call that only pauses or resumes generation. It may never return if the process that generates is
+  // dead, though the server lives.
   Duration control_timeout = std::chrono::seconds(30);
-  // Before a failed call to a server is repeated; doubles with every failure.
+  // Delay before a failed attempt to use a server is repeated; doubles with every failure.
   Duration first_retry_delay = std::chrono::milliseconds(250);
 };
 

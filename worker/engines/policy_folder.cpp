@@ -24,15 +24,16 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "policy folder";
 constexpr const char* kLockFile = ".echoline-worker";  // file in the folder, locked while a worker uses it
-// Names of folders: prefixes of a folder before it is locked and after that, and the subfolders of an arriving snapshot
-// and adapter.
-constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-",
-                     *kArrivingFolder = ".arriving", *kArrivingAdapterFolder = ".arriving-adapter";
-constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // the names of all B matrices of an adapter end so
-constexpr int kFoldersMax = 1000;  // most folders beside each other, to end the search for a free number
-constexpr std::uint64_t kReservedBytes = 16 << 20;  // space for headers and other files
+// Prefixes of a folder's name: before the folder is locked, and after that.
+constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-";
+// Subfolders of an arriving snapshot and of an adapter that is being written.
+constexpr const char *kArrivingFolder = ".arriving", *kArrivingAdapterFolder = ".arriving-adapter";
+constexpr std::string_view kAdapterOutput = ".lora_B.weight";  // end of the names of an adapter's B matrices
+constexpr int kFoldersMax = 1000;                              // most numbers that are tried for a folder's name
+constexpr std::uint64_t kReservedBytes = 16 << 20;             // space for headers and other files
 
-// Takes an exclusive lock on the folder, held while the descriptor is open. Null if another process has it.
+// Takes an exclusive lock on the folder, held while the descriptor is open. Null if another process holds the lock, or
+// if there is no lock file.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create_file) {
   auto lock = std::make_unique<Descriptor>(
       ::open((folder / kLockFile).c_str(), O_RDWR | O_CLOEXEC | (create_file ? O_CREAT : 0), 0600));
@@ -48,24 +49,28 @@ void remove_content(const fs::path& folder) {
   }
 }
 
-// Removes the folders that killed workers have left, found by their names and by the lock that no process holds.
+// Removes the folders that killed workers have left: those with this class's name whose lock no process holds.
 void remove_unlocked_folders(const fs::path& memory_folder) {
   std::error_code error;
   for (fs::directory_iterator it(memory_folder, error), end; !error && it != end; it.increment(error)) {
     if (!it->path().filename().string().starts_with(kPrefix)) continue;
     const auto lock = take_lock(it->path(), /*create_file=*/false);
-    if (!lock) continue;
+    if (!lock) continue;  // its worker still runs
     std::error_code ignored;
     fs::remove_all(it->path(), ignored);
     log::info("removed {}, left by a worker that has ended", it->path().string());
   }
 }
 
+// Whether the write changes its tensor. A delta may contain empty writes, for unchanged tensors.
+bool has_values(const delta::TensorWrite& write) { return write.whole || !write.positions.empty(); }
+
 }  // namespace
 
 fs::path first_large_folder(const std::vector<fs::path>& folders, Bytes bytes) {
   for (const fs::path& folder : folders) {
     struct statvfs file_system {};
+    // The whole size, not the free one: see the header.
     if (::statvfs(folder.c_str(), &file_system) == 0 &&
         static_cast<std::uint64_t>(file_system.f_blocks) * file_system.f_frsize >= bytes.count + kReservedBytes)
       return folder;
@@ -90,12 +95,16 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory_folder.string());
     }
     // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
-    // by the path. The folder is locked before it gets its name, because other workers remove unlocked folders of such
-    // names. The rename fails if that name exists, because that folder contains at least its lock.
+    // by the path. The folder is locked before it gets its name, because other workers remove unlocked folders of this
+    // prefix. The rename fails if a folder has that name already, because that folder is not empty: it contains at
+    // least its lock file.
     for (int number = 1;; ++number) {
-      policy_folder->path_ = memory_folder / fmt::format("{}{}", kPrefix, number);
-      fs::rename(unfinished_path, policy_folder->path_, error);
-      if (!error) break;
+      const fs::path path = memory_folder / fmt::format("{}{}", kPrefix, number);
+      fs::rename(unfinished_path, path, error);
+      if (!error) {
+        policy_folder->path_ = path;
+        break;
+      }
       if (number == kFoldersMax) {
         fs::remove_all(unfinished_path, error);
         return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory_folder.string(), kFoldersMax);
@@ -103,33 +112,30 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
     }
     policy_folder->is_new_ = true;
   } else {
-    policy_folder->path_ = fs::absolute(chosen_path);
-    ECHO_TRY(make_folders(policy_folder->path_));
-    if (!fs::is_empty(policy_folder->path_, error) && !fs::exists(policy_folder->path_ / kLockFile, error)) {
-      const fs::path refused_path =
-          std::exchange(policy_folder->path_, {});  // the destructor must not empty the folder
+    const fs::path path = fs::absolute(chosen_path);
+    ECHO_TRY(make_folders(path));
+    const bool was_left_by_worker = fs::exists(path / kLockFile, error);
+    if (!was_left_by_worker && !fs::is_empty(path, error))
       return fail(Code::kInvalid, kOperation,
                   "{}: expected an empty folder, found files that no worker has put there; choose another",
-                  refused_path.string());
-    }
-    policy_folder->lock_ = take_lock(policy_folder->path_, /*create_file=*/true);
-    if (!policy_folder->lock_) {
-      const fs::path refused_path = std::exchange(policy_folder->path_, {});
+                  path.string());
+    policy_folder->lock_ = take_lock(path, /*create_file=*/true);
+    if (!policy_folder->lock_)
       return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own",
-                  refused_path.string());
-    }
-    remove_content(policy_folder->path_);
+                  path.string());
+    policy_folder->path_ = path;
+    remove_content(path);
   }
   for (const auto& [name, text] : files) ECHO_TRY(write_file_atomic(policy_folder->path_ / name, text));
   return policy_folder;
 }
 
 PolicyFolder::~PolicyFolder() {
-  if (path_.empty()) return;
+  if (path_.empty()) return;  // make() failed before the folder was locked, so its content may be another worker's
   remove_content(path_);
   std::error_code ignored;
   fs::remove(path_ / kLockFile, ignored);
-  fs::remove(path_, ignored);  // fails for a mount point, which stays
+  fs::remove(path_, ignored);  // a mount point cannot be removed and stays
 }
 
 void PolicyFolder::decode_part(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
@@ -139,10 +145,10 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   if (!publication.base) {
     ECHO_TRY(install_snapshot(publication));
   } else {
-    ECHO_ASSIGN(const auto written, arriving_.finish_delta(publication, version_));
-    ECHO_TRY(check_base_unchanged(written));
+    ECHO_ASSIGN(const auto writes, arriving_.finish_delta(publication, version_));
+    ECHO_TRY(check_base_unchanged(writes));
     version_.reset();  // the files hold no version until all is written
-    for (const delta::TensorWrite& tensor_write : written) apply_write(tensor_write);
+    for (const delta::TensorWrite& tensor_write : writes) apply_write(tensor_write);
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;
@@ -168,14 +174,15 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     return publish_files();
   }
   if (!delta::check_same_tensors(weights_->policy, tensors)) {
-    // Other tensors were installed after this snapshot began to arrive, so its memory was made for the wrong ones.
+    // The snapshot was decoded into memory that was laid out for the policy installed then. A policy with other tensors
+    // has replaced that one meanwhile.
     ECHO_ASSIGN(arriving_weights_, create_files(tensors));
     for (std::size_t i = 0; i < tensors.size(); ++i)
       std::copy(tensors[i].bytes.begin(), tensors[i].bytes.end(), arriving_weights_->memory[i].begin());
     version_.reset();
     return publish_files();
   }
-  // With an adapter, equal tensors are left out, so that check_base_unchanged() sees only the changed ones.
+  // With an adapter, unchanged tensors are left out, because check_base_unchanged() takes every write as a change.
   std::vector<delta::TensorWrite> writes;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!has_adapter() || !std::ranges::equal(tensors[i].bytes, weights_->memory[i]))
@@ -197,24 +204,25 @@ Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layou
   arriving_weights_.reset();
   if (layout.empty()) return fail(Code::kInvalid, "install policy", "expected tensors, found none");
   const Status same_tensors = delta::check_same_tensors(weights_->policy, layout);
-  if (same_tensors) return delta::OwnedState::empty_like(layout);
-  if (has_adapter() && !weights_->policy.empty()) return same_tensors.error();
+  if (same_tensors) return delta::OwnedState::empty_like(layout);  // the files stay, and get the values later
+  if (has_adapter() && !weights_->policy.empty()) return same_tensors.error();  // the base must stay the same
   ECHO_ASSIGN(arriving_weights_, create_files(layout));
   return delta::OwnedState::over(layout, arriving_weights_->memory, arriving_weights_);
 }
 
 Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
   // The files hold the policy's tensors and the repeated one. An adapter's tensors stay in memory instead.
-  std::uint64_t total_bytes = 0, largest_bytes = 1;  // not 0, because mmap() refuses that
+  std::uint64_t total_bytes = 0, largest_bytes = 1;  // at least 1, because mmap() refuses 0
   delta::StateView file_tensors, adapter;
   std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(file_tensors),
                               [this](const delta::TensorView& tensor) { return is_of_adapter(tensor); });
-  if (has_adapter() == adapter.empty())
+  const bool found_adapter = !adapter.empty();
+  if (found_adapter != has_adapter())
     return fail(Code::kInvalid, "install policy", "{} tensors of an adapter, expected {}", adapter.size(),
                 has_adapter() ? "some" : "none");
   for (const delta::TensorView& tensor : layout)
     if (repeated_ && tensor.name == repeated_->source_name) {
-      file_tensors.push_back(tensor);
+      file_tensors.push_back(tensor);  // the second copy
       file_tensors.back().name = repeated_->copy_name;
     }
   std::vector<std::uint64_t> sizes;
@@ -225,7 +233,8 @@ Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const 
     largest_bytes = std::max(largest_bytes, bytes);
   }
   ECHO_TRY(check_free_space(total_bytes));
-  // The files begin with tensors of zeros. One range of untouched memory, which takes no space, is the content of all.
+  // The files begin with tensors of zeros. All tensors share one range of untouched memory as content, which takes no
+  // space.
   void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (zeros == MAP_FAILED) return os_error("install policy", path_);
   const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
@@ -276,7 +285,8 @@ Status PolicyFolder::publish_files() {
     std::error_code ignored;
     fs::remove(file, ignored);
   }
-  // Ordered by name, so the index, if there is one, is moved last: when it appears, all files that it names are there.
+  // Moved in the order of names, so the index, if there is one, comes last: when it appears, all files that it names
+  // are there.
   std::set<fs::path> new_files;
   for (fs::directory_iterator it(path_ / kArrivingFolder, error), end; !error && it != end; it.increment(error))
     new_files.insert(it->path());
@@ -293,7 +303,7 @@ Status PolicyFolder::publish_files() {
 std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) const {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < weights_->policy.size(); ++i) {
-    if (last_change_[i] <= since) continue;
+    if (last_change_[i] <= since) continue;  // unchanged
     names.push_back(weights_->policy[i].name);
     if (weights_->repeated_index == i) names.push_back(repeated_->copy_name);
   }
@@ -301,7 +311,7 @@ std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) cons
 }
 
 void PolicyFolder::apply_write(const delta::TensorWrite& write) {
-  if (write.whole || !write.positions.empty()) last_change_[write.tensor] = revision_;
+  if (has_values(write)) last_change_[write.tensor] = revision_;
   write.write_to(weights_->memory[write.tensor].subspan(write.first_byte, write.byte_count));
   if (write.tensor == weights_->repeated_index)
     write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
@@ -314,8 +324,7 @@ bool PolicyFolder::is_of_adapter(const delta::TensorView& tensor) const {
 Status PolicyFolder::check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const {
   if (!has_adapter()) return ok();
   for (const delta::TensorWrite& write : writes)
-    if (const delta::TensorView& tensor = weights_->policy[write.tensor];
-        !is_of_adapter(tensor) && (write.whole || !write.positions.empty()))
+    if (const delta::TensorView& tensor = weights_->policy[write.tensor]; !is_of_adapter(tensor) && has_values(write))
       return fail(Code::kInvalid, "install policy",
                   "'{}' of the base differs from the first version: only an adapter's tensors may change", tensor.name);
   return ok();
@@ -325,8 +334,10 @@ bool PolicyFolder::adapter_is_zero() const {
   const auto is_zero = [](const delta::TensorView& tensor) {
     const std::size_t element_bytes = delta::dtype_bytes(tensor.dtype);
     for (std::size_t i = 0; i < tensor.bytes.size(); ++i) {
-      const bool has_sign = i % element_bytes == element_bytes - 1;  // -0 is 0 as well
-      if ((tensor.bytes[i] & (has_sign ? std::byte{0x7f} : std::byte{0xff})) != std::byte{0}) return false;
+      // The sign bit, in an element's last byte, does not count, because -0 is 0 as well.
+      const bool has_sign = i % element_bytes == element_bytes - 1;
+      const std::byte value_bits{has_sign ? std::uint8_t{0x7f} : std::uint8_t{0xff}};
+      if ((tensor.bytes[i] & value_bits) != std::byte{0}) return false;
     }
     return true;
   };
@@ -339,8 +350,8 @@ Result<fs::path> PolicyFolder::write_adapter(const std::string& name, const void
   adapter_users_[name].insert(user);
   const fs::path folder = path_ / name, arriving = path_ / kArrivingAdapterFolder;
   std::error_code error;
-  if (fs::exists(folder, error)) return folder;
-  fs::remove_all(arriving, error);
+  if (fs::exists(folder, error)) return folder;  // another engine has written it
+  fs::remove_all(arriving, error);               // what a failed call has left
   ECHO_TRY(check_free_space(weights_->adapter.total_bytes()));
   ECHO_TRY(make_folders(arriving));
   ECHO_TRY(delta::write_safetensors(arriving / delta::kAdapterFileName, weights_->adapter.view(), {{"format", "pt"}}));
@@ -353,7 +364,7 @@ Result<fs::path> PolicyFolder::write_adapter(const std::string& name, const void
 void PolicyFolder::remove_adapter(const std::string& name, const void* user) {
   std::set<const void*>& users = adapter_users_[name];
   users.erase(user);
-  if (!users.empty()) return;
+  if (!users.empty()) return;  // other engines may still read it
   adapter_users_.erase(name);
   std::error_code ignored;
   fs::remove_all(path_ / name, ignored);

@@ -21,25 +21,28 @@ namespace echoline::worker {
 // Folders are made here if the user has not chosen one.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
-// Used instead if kMemoryFolder is smaller than the policy: a container's may have 64 MB, and some services allow no
-// other size.
+// Used if kMemoryFolder is smaller than the policy: in a container it may have 64 MB, and some services do not let
+// users change that.
 inline constexpr const char* kDiskFolder = "/var/tmp";
 
-// Returns the first of the folders whose file system can hold `bytes` when it is empty; the first folder if none can.
+// Returns the first of the folders whose file system can hold `bytes`; the first folder if none can. Used space counts
+// as well, because it may belong to folders of killed workers, which PolicyFolder::make() removes.
 std::filesystem::path first_large_folder(const std::vector<std::filesystem::path>& folders, Bytes bytes);
 
-// The files contain the policy's tensor `source_name` a second time, as `copy_name`, because the server needs an output
-// head that is tied to the embedding as a tensor of its own.
+// A tensor that the files contain twice: the policy's tensor `source_name` and its copy `copy_name`. Some servers need
+// a separate tensor for the output head even if the model ties it to the embedding.
 struct RepeatedTensor {
   std::string copy_name, source_name;
 };
 
-// With an adapter, the files contain the base, and are not written again after the first snapshot. Each version's
-// adapter has a subfolder of its own in PEFT's format, because a server may read it later, and again.
+// If policies have an adapter (LoRA), the files contain the base, and are not written again after the first snapshot.
+// Each version's adapter has a subfolder of its own in PEFT's format, because a server may read it later, and several
+// times.
 //
 // Several engines may read one folder. Use from one thread. The folder belongs to this object and is removed with it.
-// If a process is killed, the next one removes its folder. The folder has the policy's size. The first snapshot is
-// decoded into its files. Later ones take the same memory again, and a delta 6 bytes per changed value.
+// If a process is killed, the next process removes its folder. The folder has the policy's size. The first snapshot is
+// decoded into the files. A later snapshot takes the same amount of memory until it is installed, and a delta 6 bytes
+// per changed value.
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `chosen_path`: a folder that is absent, empty, or made by this
@@ -58,46 +61,47 @@ class PolicyFolder {
 
   // Decodes bytes of a snapshot, or of a delta on the installed version. Does not change the installed policy's files.
   void decode_part(const overlay::PublicationPart& part);
-  // Writes the publication's weights into the files; its version is then the installed one. Errors as of
-  // Engine::install(), and kExhausted: the files do not fit the file system; kInvalid: the base of an adapter has
+  // Writes the publication's weights into the files; its version is then the installed one. Returns the errors of
+  // Engine::install(), kExhausted if the files do not fit the file system, and kInvalid if the base of an adapter has
   // changed. The engine must not read the files meanwhile.
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
   const overlay::Digest& digest() const { return digest_; }
   // Number of calls of install().
   std::uint64_t revision() const { return revision_; }
-  // Names of the tensors written after revision `since`, in the order of the files.
+  // Names of the tensors that were written after revision `since`, in the order of the files.
   std::vector<std::string> changed_tensors(std::uint64_t since) const;
 
   bool has_adapter() const { return !adapter_config_.empty(); }
   // Whether the adapter changes nothing: all its lora_B are 0, as before the first step.
   bool adapter_is_zero() const;
   // Writes the installed policy's adapter into the subfolder `name`, unless that exists, and returns its path. The
-  // subfolder stays until all its users have removed it. A user is an engine, by its address.
+  // subfolder stays until all its users have called remove_adapter(). `user`: the address of an engine, which only
+  // identifies it.
   Result<std::filesystem::path> write_adapter(const std::string& name, const void* user);
   void remove_adapter(const std::string& name, const void* user);
 
   const std::filesystem::path& path() const { return path_; }
-  bool is_new() const { return is_new_; }  // this process has created it
+  bool is_new() const { return is_new_; }  // this process has created the folder
 
  private:
   PolicyFolder(unsigned threads, std::optional<RepeatedTensor> repeated, std::string adapter_config)
       : threads_(threads), repeated_(std::move(repeated)), adapter_config_(std::move(adapter_config)) {}
 
-  // The tensors of a policy: in mapped files, those of the adapter in memory.
+  // The tensors of a policy: those of the adapter in ordinary memory, all others in mapped files.
   struct Weights {
     std::vector<delta::MappedFile> files;
     delta::OwnedState adapter;
-    delta::StateView policy;                   // in the files' memory, and that of the adapter; canonical
-    std::vector<std::span<std::byte>> memory;  // writable memory of each tensor
+    delta::StateView policy;                   // all tensors, in canonical order (delta/tensor.hpp)
+    std::vector<std::span<std::byte>> memory;  // writable memory of each tensor of `policy`
     // Index in `policy` of the tensor that is repeated; absent if the policy lacks it.
     std::optional<std::size_t> repeated_index;
     std::span<std::byte> repeated_memory;  // memory of the second copy
   };
 
   Status install_snapshot(const overlay::Publication& publication);
-  // Makes the memory into which an arriving snapshot is decoded: new files if they will replace those of the policy,
-  // otherwise ordinary memory.
+  // Makes the memory into which an arriving snapshot is decoded: new files if the snapshot has other tensors than the
+  // policy, so that they will replace its files; otherwise ordinary memory.
   Result<delta::OwnedState> make_state(const delta::StateView& layout);
   Result<std::shared_ptr<Weights>> create_files(const delta::StateView& layout) const;
   // Moves the arriving files to the place of the policy's files.
@@ -112,7 +116,7 @@ class PolicyFolder {
   bool is_new_ = false;
   std::unique_ptr<Descriptor> lock_;
   std::shared_ptr<Weights> weights_ = std::make_shared<Weights>();  // of the installed policy
-  std::shared_ptr<Weights> arriving_weights_;                       // of a snapshot that replaces them; may be null
+  std::shared_ptr<Weights> arriving_weights_;                       // of a snapshot that replaces the files, or null
   std::vector<std::uint64_t> last_change_;                          // by tensor: the revision that wrote it last
   std::uint64_t revision_ = 0;
   std::map<std::string, std::set<const void*>> adapter_users_;  // by name of the subfolder

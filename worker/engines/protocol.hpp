@@ -11,6 +11,7 @@
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "data_plane/routed_experts.hpp"
 #include "model/config.hpp"
 
 namespace echoline::worker {
@@ -26,14 +27,15 @@ struct SampleRequest {
   std::vector<model::Token> context;  // the prompt and the tokens sampled so far
   std::int64_t tokens_max = 0;
   std::uint64_t seed = 0;
-  std::string weights_name;  // of the server's weights; the server caches keys and values under that name
+  std::string weights_name;  // of the server's weights; the server caches keys and values by this name
   double temperature = 1;
   std::vector<model::Token> end_tokens;   // the first of these tokens ends the response
   std::vector<std::string> stop_strings;  // the first of these strings in the response's text ends it, too
-  std::string adapter;                    // loaded by load_adapter(); empty: the base
+  std::string adapter;                    // loaded by load_adapter(); empty: none
 };
 
-// The server's answer to a SampleRequest. If `aborted`, it came before the response's end, for example at a pause.
+// The server's answer to a SampleRequest. `aborted`: the server stopped before the response's end, for example at a
+// pause.
 struct SampleResponse {
   // The tokens from the end of the previous span up to `end`, sampled under the weights that the server calls
   // `weights_name`.
@@ -45,6 +47,8 @@ struct SampleResponse {
   std::vector<double> logprobs;
   bool aborted = false;
   std::vector<WeightSpan> spans;  // covers all tokens, if the server reports spans
+  // The experts of the first tokens of the context followed by `tokens`; empty if the server does not report them.
+  data_plane::RoutedExperts experts = {};
 };
 
 // The log-probabilities of a given text.
@@ -57,12 +61,12 @@ struct TextScores {
 // success.
 struct Step {
   Call call;
-  bool optional = false;                                    // skipped if the server does not know the call
+  bool optional = false;                                    // not an error if the server does not know the call
   bool long_work = false;                                   // the call loads weights, so it gets the longer timeout
   Status (*check_answer)(std::string_view body) = nullptr;  // null: status 200 is enough
 };
 
-// An update for a receiver: a plug-in of the server that reads changed tensors from the policy's folder.
+// An update for a receiver: echoline's plug-in in the server, which reads changed tensors from the policy's folder.
 struct Handover {
   Version version;
   // The version that the receiver has loaded, and the names of the tensors that differ from it. Absent: all may differ.
@@ -72,10 +76,10 @@ struct Handover {
 
 // Limits of the adapters (LoRA) that the server takes.
 struct AdapterLimits {
-  std::size_t at_once = 1;  // different adapters in one batch
+  std::size_t at_once = 1;  // most different adapters in one batch
   // The next two are absent if the server does not report them, or takes all.
   std::optional<std::int64_t> rank;                 // the highest rank
-  std::optional<std::vector<std::string>> modules;  // the modules that it applies adapters to; it ignores all others
+  std::optional<std::vector<std::string>> modules;  // the modules to which the server applies adapters
 };
 
 // Forms the calls of one kind of server, and parses its answers defensively: the error kCorrupt names the expected and
@@ -86,7 +90,7 @@ class Protocol {
   virtual std::string_view name() const = 0;
   // Environment variables for a server that the worker starts.
   virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }
-  // Options of the server's command that a policy with an adapter of this rank needs, for messages.
+  // Options that the server's command needs for adapters of this rank, for messages.
   virtual std::string adapter_options(std::int64_t rank) const = 0;
   virtual Call health() const = 0;  // 200: the server takes requests
 
@@ -95,15 +99,16 @@ class Protocol {
   // server repeats it.
   virtual Result<SampleResponse> parse_sample_response(const SampleRequest& request, std::string_view body) const = 0;
 
-  // Requests the path of the folder that the server was started with. parse_served_folder() parses the answer; it
-  // returns an empty path if the server has no folder.
+  // Requests the path of the folder that the server was started with; absent if there is no such call.
+  // parse_served_folder() returns an empty path if the answer names no folder.
   virtual std::optional<Call> served_folder_request() const { return std::nullopt; }
   virtual std::filesystem::path parse_served_folder(std::string_view) const { return {}; }
   // A call whose answer shows which interface the server's release has; absent if all releases have one.
   // on_interface_response() takes the answer, of any status; later calls use that interface.
   virtual std::optional<Call> interface_request() const { return std::nullopt; }
   virtual Status on_interface_response(int, std::string_view) { return ok(); }
-  // Requests a receiver (see Handover) inside the server, if there is one, to take policies from `folder`.
+  // Requests a receiver (see Handover) inside the server to take policies from `folder`; absent if no server of this
+  // kind has a receiver.
   // on_receiver_response() takes the answer, of any status. An error says why the server has no receiver.
   virtual std::optional<Call> receiver_request(const std::filesystem::path&) const { return std::nullopt; }
   virtual Status on_receiver_response(int, std::string_view) { return ok(); }
@@ -123,13 +128,13 @@ class Protocol {
   virtual Result<double> parse_spread(std::string_view body) const = 0;
   virtual std::string_view temperature_logprobs_hint() const = 0;  // advice if log-probabilities ignore the temperature
 
-  // Called in this order: pause all responses, load other weights, resume. If keeps_responses(), unfinished responses
-  // continue after that. Otherwise they return at the pause with the tokens sampled so far.
+  // Called in this order: pause() all responses, load() other weights, resume(). If keeps_responses(), unfinished
+  // responses continue after resume(). Otherwise they return at the pause with the tokens sampled so far.
   virtual bool keeps_responses() const { return false; }
   virtual Step pause() const = 0;
   virtual std::vector<Step> load(const std::filesystem::path& folder, Version version) const = 0;
-  // Like load(), but by the receiver. After a failure of one step, abort_handover() and load() bring the server
-  // to a known policy.
+  // Like load(), but the receiver loads the weights. After a failure of one step, abort_handover() and load() bring the
+  // server to a known policy.
   virtual std::vector<Step> hand_over(const Handover&) const { return {}; }
   virtual std::vector<Step> abort_handover() const { return {}; }
   virtual Step resume() const = 0;
@@ -141,8 +146,9 @@ class Protocol {
   virtual Step load_adapter(const std::string& name, const std::filesystem::path& folder) const = 0;
   virtual Call unload_adapter(const std::string& name) const = 0;
 
-  // Calls that tell the server which version its current weights are. Needed after the server was started with the
-  // folder as its model, and if a version has the same weights as the previous one. Empty: the server has no such call.
+  // Calls that tell the server which version its current weights are. Needed after the server has started with the
+  // folder as its model, and if a version has the same weights as the previous version. Empty: the server has no call
+  // for this.
   virtual std::vector<Step> name_weights(Version version) const = 0;
 };
 

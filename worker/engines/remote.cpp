@@ -27,8 +27,8 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::string_view kEngineOperation = "engine";  // the operation in errors
-// A request asks for at most this many tokens, because a broken connection loses them, and they count as progress only
-// when the answer comes.
+// A request asks for at most this many tokens: a broken connection loses them, and they count as progress only when the
+// answer comes.
 constexpr std::int64_t kTokensPerRequestMax = 512;
 constexpr int kFailedAttemptsMax = 5;  // consecutive failed attempts before the engine counts as broken
 constexpr int kLossesMax = 3;          // lost requests of one sequence before the sequence counts as the cause
@@ -39,20 +39,21 @@ constexpr Duration kHealthTimeout = std::chrono::seconds(5);
 // checks in a row, the server counts as dead.
 constexpr Duration kWatchDelay = std::chrono::seconds(2), kWatchInterval = std::chrono::seconds(1);
 constexpr int kFailedChecksMax = 3;
-// Names of the errands (Errand) that advance_script() treats differently.
+// An errand is one step of a script of calls to the server. advance_script() treats these two differently.
 constexpr std::string_view kResumeErrand = "resume", kProbeErrand = "probe";
 // A wait for the server is logged after kWaitLogDelay, and then at an interval.
 constexpr Duration kWaitLogDelay = std::chrono::seconds(10), kWaitLogInterval = std::chrono::minutes(1);
-// After a pause, the engine waits for aborted responses for at most kDrainMax, and for kDrainQuiet after the last one.
-// It cannot wait for all, because a request that reached the server during the pause is not answered.
+// Once the server is paused, the engine waits for the responses that this aborted: kDrainMax at most, kDrainQuiet after
+// the last one. It cannot wait for all, because a paused server does not answer a request that reaches it then.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kNoTimeout = std::chrono::hours(24);  // process_events() limits the wait for responses instead
 constexpr std::size_t kAnswerBytesMax = 64u << 20;       // of a body; 64 MiB
-constexpr double kSpreadMin = 0.05;  // nats; smaller differences of two spreads say nothing about the temperature
+constexpr double kSpreadDifferenceMin = 0.05;            // nats; a smaller difference does not show the temperature
 
 class Remote final : public FolderEngine {
   using enum RemotePhase::Phase;
+  using Verdict = Fingerprints::Verdict;
 
  public:
   Remote(const EngineOptions& options, const Task& task, const EngineHost& host, std::unique_ptr<Protocol> protocol,
@@ -72,7 +73,8 @@ class Remote final : public FolderEngine {
 
   void submit(Sequence sequence) override {
     const std::uint64_t id = sequence.id;
-    if (Status fits = check_fits(sequence); !fits) return outcomes_.push_back({id, std::move(fits).error()});
+    if (Status fits = check_sequence(sequence, task_.model, protocol_->name()); !fits)
+      return outcomes_.push_back({id, std::move(fits).error()});
     unfinished_[id].sequence = std::move(sequence);
     queue_.push_back(id);
   }
@@ -111,7 +113,7 @@ class Remote final : public FolderEngine {
     return status();
   }
   void release_folder() override {
-    if (phase_.is(kWaking) && starts_server())  // a restart would cost more than to load the policy once more later
+    if (phase_.is(kWaking) && starts_server())  // not reset: to load twice costs less than to start the server again
       server_.read_changing_files = !folder_->has_adapter();  // the files of an adapter's base do not change
     else if (phase_.awaits_health_check() || phase_.is(kLoading))
       reset_server();
@@ -127,6 +129,7 @@ class Remote final : public FolderEngine {
       load(WeightsSource::kLoaded);
     else if (phase_.is(kEmpty))
       phase_.move(kDown);
+    // In the other phases, the server gets the folder's policy once it is healthy.
   }
   void advance(Duration wait) override { process_events(wait); }
   State state() const override {
@@ -145,23 +148,9 @@ class Remote final : public FolderEngine {
  private:
   bool starts_server() const { return !options_.command.empty(); }
 
-  Status check_fits(const Sequence& sequence) const {
-    const std::int64_t vocabulary = task_.model.vocab_size;
-    if (sequence.prompt.empty() || sequence.tokens_max < 1 ||
-        std::ssize(sequence.prompt) + sequence.tokens_max > task_.model.positions_max)
-      return fail(Code::kInvalid, "generate",
-                  "expected a prompt and room for {} tokens in {} positions, found a prompt of {}", sequence.tokens_max,
-                  task_.model.positions_max, sequence.prompt.size());
-    for (const model::Token token : sequence.prompt)
-      if (token < 0 || token >= vocabulary)
-        return fail(Code::kInvalid, "generate", "token {} of the prompt, the vocabulary ends at {}", token,
-                    vocabulary - 1);
-    return ok();
-  }
-
   // ---- events ----
 
-  // Advances the engine by one step: takes answers, which it awaits for at most `wait`, and sends what is due.
+  // Advances the engine by one step: sends what is due, and handles answers, for which it waits for at most `wait`.
   void process_events(Duration wait) {
     const TimePoint now = clock_.now();
     if (phase_.is(kBroken) || phase_.is(kEmpty)) return;
@@ -180,7 +169,7 @@ class Remote final : public FolderEngine {
     if (!phase_.is(kReady) && now - last_wait_step_at_ > std::chrono::seconds(1)) ++progress_, last_wait_step_at_ = now;
     for (const HttpAnswer& answer : http_.poll(wait)) {
       if (answer.request == script_.request) {
-        script_.request = 0;  // before the calls below, which may send the next request
+        script_.request = 0;  // cleared before the calls below, which may send the next request
         if (phase_.awaits_health_check())
           on_health_answer(answer);
         else
@@ -205,7 +194,7 @@ class Remote final : public FolderEngine {
 
   // ---- start and policy ----
 
-  // Starts the server, or only begins to wait for one at an address.
+  // Starts the server. For a server at an address, only begins to wait.
   void start_attempt(TimePoint now) {
     phase_.move(kWaking);
     attempts_.deadline = now + options_.patience;
@@ -220,7 +209,8 @@ class Remote final : public FolderEngine {
     if (!options_.visible_gpus.empty()) environment.emplace_back(kVisibleGpusVariable, options_.visible_gpus);
     log::info("starts {}{}: {}", protocol_->name(),
               options_.visible_gpus.empty() ? "" : " on GPU " + options_.visible_gpus, command);
-    auto child = Child::start(command, environment, folder_->is_new() ? folder_->path() : std::filesystem::path());
+    auto child = Child::start(command, environment,
+                              /*remove_after=*/folder_->is_new() ? folder_->path() : std::filesystem::path());
     if (!child) return fail_attempt(child.error().message());
     child_ = std::move(*child);
   }
@@ -243,18 +233,18 @@ class Remote final : public FolderEngine {
   void on_health_answer(const HttpAnswer& answer) {
     attempts_.last_health_answer =
         answer.status == 0 ? answer.trouble : fmt::format("{} answered {}", protocol_->health().path, answer.status);
-    if (answer.status != 200) return;
+    if (answer.status != 200) return;  // check_health() asks again
     if (!phase_.is(kSuspected)) {
       const bool has_read_folder = starts_server() && !server_.read_changing_files;
       return load(has_read_folder ? WeightsSource::kStarted : WeightsSource::kLoaded);
     }
-    // A child of this worker is still the same process and keeps its weights: a script without errands makes the engine
-    // ready again. At an address, another process may answer now.
+    // A server that this worker started is still the same process and keeps its weights: a script without errands makes
+    // the engine ready again. At an address, another process may answer now.
     begin_script();
     if (!starts_server()) {
       server_.receiver_version.reset();
       check_weights(WeightsSource::kUnknown, adapters_.empty() ? std::string() : adapters_.newest().name);
-      if (folder_->has_adapter()) return;
+      if (folder_->has_adapter()) return;  // the version would be the base's, which never changes
       for (const Step& step : protocol_->name_weights(*policy_.version)) add_errand("version", step);
     }
   }
@@ -266,48 +256,49 @@ class Remote final : public FolderEngine {
     phase_.move(kLoading);
   }
 
-  // Brings the server from any policy to the one in the folder.
+  // Brings the server from any policy to the policy in the folder. First asks a new server once for its features: the
+  // interface of its release, the receiver, and limits of adapters.
   void load(WeightsSource source) {
     begin_script();
     policy_.target = folder_->version();
     if (!policy_.target)
       return phase_.mark_broken(
           fail(Code::kIo, kEngineOperation, "{} no longer holds a complete policy", folder_->path().string()));
-    if (server_.is_interface_known) return bring_to_target(source);
+    if (server_.are_features_known) return bring_to_target(source);
     const std::optional<Call> interface = protocol_->interface_request();
     if (!interface) return query_receiver(source);
-    if (!starts_server()) add_errand("resume", protocol_->resume());  // another worker may have left it paused
+    if (!starts_server()) add_errand(kResumeErrand, protocol_->resume());  // another worker may have left it paused
     script_.errands.push_back({.name = "interface",
                                .call = interface,
                                .on_answer = [this, source](const HttpAnswer& answer) -> Status {
-                                 if (answer.status == 0)
-                                   return expect_success(answer, protocol_->interface_request()->path);
+                                 if (answer.status == 0) return no_answer(answer, protocol_->interface_request()->path);
                                  ECHO_TRY(protocol_->on_interface_response(answer.status, answer.body));
                                  query_receiver(source);
                                  return ok();
                                },
-                               .long_work = true});
+                               .long_work = true});  // a trial: the server generates one token
   }
 
-  // Asks the server for a receiver, which can load policies faster, and then loads the policy.
+  // Asks the server for a receiver, which can load policies faster, and then loads the policy. With an adapter, asks
+  // for its limits instead: a receiver only loads the base, which then never changes.
   void query_receiver(WeightsSource source) {
     if (folder_->has_adapter()) return query_adapter_limits(source);
     const std::optional<Call> call = protocol_->receiver_request(folder_->path());
-    if (!call) {
-      server_.is_interface_known = true;
+    if (!call) {  // this kind of server has no receiver
+      server_.are_features_known = true;
       return bring_to_target(source);
     }
     script_.errands.push_back(
         {"receiver", call, [this, source](const HttpAnswer& answer) -> Status {
-           if (answer.status == 0) return expect_success(answer, "receiver");
+           if (answer.status == 0) return no_answer(answer, "receiver");
            const Status receiver_status = protocol_->on_receiver_response(answer.status, answer.body);
            server_.has_receiver = receiver_status.has_value();
            log::info("{} {}", protocol_->name(),
                      receiver_status ? "takes policies by echoline's plug-in, from memory"
-                                     : fmt::format("loads policies by reading its folder again, which "
-                                                   "takes longer; its answer about echoline's plug-in: {}",
+                                     : fmt::format("loads policies by reading its folder again, which takes "
+                                                   "longer; the server's answer about echoline's plug-in: {}",
                                                    receiver_status.error().detail));
-           server_.is_interface_known = true;
+           server_.are_features_known = true;
            bring_to_target(source);
            return ok();
          }});
@@ -317,26 +308,24 @@ class Remote final : public FolderEngine {
   void query_adapter_limits(WeightsSource source) {
     script_.errands.push_back(
         {"adapters", protocol_->adapter_limits_request(), [this, source](const HttpAnswer& answer) -> Status {
-           if (answer.status == 0) return expect_success(answer, protocol_->adapter_limits_request().path);
+           if (answer.status == 0) return no_answer(answer, protocol_->adapter_limits_request().path);
            const auto limits = protocol_->adapter_limits(answer.status, answer.body);
-           if (!limits && limits.error().code != Code::kInvalid) return limits.error();
+           if (!limits && limits.error().code != Code::kInvalid) return limits.error();  // kInvalid: it takes none
            const std::string problem = limits ? why_unfit(*limits, *task_.model.adapter) : limits.error().detail;
-           if (!problem.empty()) {
-             phase_.mark_broken(fail(Code::kInvalid, kEngineOperation,
-                                     "{} cannot serve the run's adapter: {}. Start it with {}", protocol_->name(),
-                                     problem, protocol_->adapter_options(task_.model.adapter->rank)));
-             return ok();
-           }
+           if (!problem.empty())
+             return give_up(fail(Code::kInvalid, kEngineOperation,
+                                 "{} cannot serve the run's adapter: {}. Start it with {}", protocol_->name(), problem,
+                                 protocol_->adapter_options(task_.model.adapter->rank)));
            adapters_.set_limit(limits->at_once);
            log::info("{} computes up to {} adapters at once{}", protocol_->name(), limits->at_once,
                      limits->at_once > 1 ? "" : ", so unfinished responses change to the new one");
-           server_.is_interface_known = true;
+           server_.are_features_known = true;
            bring_to_target(source);
            return ok();
          }});
   }
 
-  // Adds the errands that load the target's adapter beside the earlier ones. The server keeps its base and is not
+  // Adds the errands that load the target's adapter beside the earlier adapters. The server keeps its base and is not
   // paused.
   void bring_adapter(WeightsSource source) {
     const bool is_new_server = server_.base_logprobs.empty();
@@ -348,6 +337,7 @@ class Remote final : public FolderEngine {
         return ok();
       }));
     }
+    // Versions of different runs may be equal, so the name has a part of the digest, too.
     const std::string name =
         fmt::format("adapter-{}-{}", *policy_.target, overlay::to_hex(folder_->digest()).substr(0, 16));
     const auto folder = folder_->write_adapter(name, this);
@@ -363,7 +353,7 @@ class Remote final : public FolderEngine {
   }
 
   // Adds the errand that unloads the adapter `name`. Its unanswered requests are cancelled, and their sequences go on
-  // under another adapter. `next_name`: the adapter that is loaded next; its folder is kept if it is the same one.
+  // under another adapter. `next_name`: the adapter that is loaded next; if it is the same one, its folder is kept.
   void unload_adapter(const std::string& name, const std::string& next_name) {
     std::vector<std::uint64_t> requests;
     for (const auto& [request, id] : in_flight_)
@@ -371,7 +361,7 @@ class Remote final : public FolderEngine {
     for (const std::uint64_t request : requests) queue_again(request);
     script_.errands.push_back({"unload", protocol_->unload_adapter(name),
                                [this, name, is_next = name == next_name](const HttpAnswer& answer) -> Status {
-                                 if (answer.status == 0) return expect_success(answer, "unload of an adapter");
+                                 if (answer.status == 0) return no_answer(answer, "unload of an adapter");
                                  if (!is_next) folder_->remove_adapter(name, this);
                                  return ok();  // an error status only means that the server did not have it
                                }});
@@ -381,7 +371,7 @@ class Remote final : public FolderEngine {
   void bring_to_target(WeightsSource source) {
     if (folder_->has_adapter()) return bring_adapter(source);
     update_possible_versions();
-    if (source == WeightsSource::kStarted) {
+    if (source == WeightsSource::kStarted) {  // it has the target already
       for (const Step& step : protocol_->name_weights(*policy_.target)) add_errand("version", step);
       check_temperature();
       check_weights(source, /*adapter=*/{});
@@ -391,7 +381,7 @@ class Remote final : public FolderEngine {
     if (!starts_server()) check_served_folder();
     add_load();
     check_weights(source, /*adapter=*/{});
-    if (!starts_server() || server_.read_changing_files) check_temperature();
+    if (!starts_server() || server_.read_changing_files) check_temperature();  // else it was checked after the start
   }
 
   // Adds the errands that load the target, from the pause to the resumption.
@@ -406,26 +396,24 @@ class Remote final : public FolderEngine {
   }
 
   // The server has started on the target, and its answers are known. Loads the target once more. If the answers change,
-  // loads damage the weights of this model, as vLLM 0.32 on a CPU does with mixtures of experts. For carried models
-  // only: with other models, the learner's log-probabilities show such damage.
+  // loads damage the weights of this model, as vLLM 0.32 on a CPU does with mixtures of experts. Only for carried
+  // models, which echoline cannot compute: with other models, the learner's log-probabilities show the damage.
   void check_load() {
     add_load();
     script_.errands.push_back(probe(/*adapter=*/{}, [this](TextScores probed) -> Status {
       const double bound = server_.noise.bound(proof_.truth.usual_distance()).value_or(ProbeNoise::kNoiseMin);
-      if (judge(probed.logprobs, bound) == Fingerprints::Verdict::kSame) return ok();
+      if (judge(probed.logprobs, bound) == Verdict::kSame) return ok();
       const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
-      if (!std::exchange(server_.has_receiver, false)) {
-        phase_.mark_broken(
+      if (!server_.has_receiver)  // there is no other way to load a policy
+        return give_up(
             fail(Code::kInvalid, kEngineOperation,
                  "{} answers otherwise after it has loaded the same policy {}: its loads damage the weights of this "
                  "model. Install echoline's Python package beside it (docs/how-to/generate-with-an-inference-server.md)"
                  ", or use another release of it",
                  protocol_->name(), way));
-        return ok();
-      }
       log::warn("{} answers otherwise after it has loaded the same policy {}; it reads the folder", protocol_->name(),
                 way);
-      script_.handed_over = false;
+      server_.has_receiver = script_.handed_over = false;
       server_.receiver_version.reset();
       check_load();
       return ok();
@@ -442,12 +430,10 @@ class Remote final : public FolderEngine {
       script_.errands.push_back({.name = "update",
                                  .call = step.call,
                                  .on_answer = [this, step](const HttpAnswer& answer) -> Status {
+                                   if (answer.status == 0) return no_answer(answer, step.call.path);
                                    const Status done = expect_success(answer, step.call.path);
-                                   if (!done && answer.status != 0) {
-                                     fall_back_to_reload(done.error().detail);
-                                     return ok();
-                                   }
-                                   return done;
+                                   if (!done) fall_back_to_reload(done.error().detail);
+                                   return ok();
                                  },
                                  .long_work = step.long_work,
                                  .by_receiver = true});
@@ -462,20 +448,20 @@ class Remote final : public FolderEngine {
     std::erase_if(script_.errands, [](const Errand& errand) { return errand.by_receiver; });
     std::deque<Errand> later_errands = std::exchange(script_.errands, {});
     for (const Step& step : protocol_->abort_handover())
-      script_.errands.push_back({"update", step.call, [this, step](const HttpAnswer& answer) -> Status {
-                                   // An error status only means that no update had begun.
-                                   return answer.status == 0 ? expect_success(answer, step.call.path) : ok();
+      script_.errands.push_back({"update", step.call, [step](const HttpAnswer& answer) -> Status {
+                                   if (answer.status == 0) return no_answer(answer, step.call.path);
+                                   return ok();  // an error status only means that no update had begun
                                  }});
     for (const Step& step : protocol_->load(folder_->path(), *policy_.target)) add_errand("reload", step);
     script_.errands.insert(script_.errands.end(), std::make_move_iterator(later_errands.begin()),
                            std::make_move_iterator(later_errands.end()));
   }
 
-  // A response may be of the server's version, of its target, or of any version since the server got the oldest request
-  // that it still keeps. versions_of() refuses all others.
+  // A response may be of the server's version, of its target, or of any version since that of the oldest request
+  // that the server still keeps. versions_of() refuses all other versions.
   void update_possible_versions() {
     std::optional<Version> oldest;
-    if (protocol_->keeps_responses())
+    if (protocol_->keeps_responses())  // else the pause makes the server return all of them
       for (const auto& [request, id] : in_flight_) {
         const Version version = unfinished_.at(id).requested_under;
         if (!oldest || version < *oldest) oldest = version;
@@ -495,7 +481,7 @@ class Remote final : public FolderEngine {
     }
     const std::vector<Step> steps = protocol_->name_weights(*policy_.target);
     update_possible_versions();
-    if (steps.empty()) {
+    if (steps.empty()) {  // the server reports no versions
       policy_.version = policy_.target;
       return;
     }
@@ -503,16 +489,17 @@ class Remote final : public FolderEngine {
     for (const Step& step : steps) add_errand("version", step);
   }
 
-  // Adds the check that the server was started on this worker's folder, because it always loads that one.
+  // Adds the check that the server was started on this worker's folder, because it loads no other.
   void check_served_folder() {
     const std::optional<Call> call = protocol_->served_folder_request();
     if (!call) return;
     script_.errands.push_back({"model", call, [this](const HttpAnswer& answer) -> Status {
-                                 if (answer.status == 404 || answer.status == 405) return ok();  // it cannot tell
+                                 if (answer.status == 404 || answer.status == 405) return ok();  // no such call
                                  ECHO_TRY(expect_success(answer, protocol_->served_folder_request()->path));
                                  const std::filesystem::path served = protocol_->parse_served_folder(answer.body);
                                  std::error_code ignored;
-                                 // A path that does not exist here is on the server's own machine or container.
+                                 // Empty: the answer names no folder. A path that does not exist here is on the
+                                 // server's own machine or container.
                                  if (served.empty() || !std::filesystem::is_directory(served, ignored) ||
                                      std::filesystem::equivalent(served, folder_->path(), ignored))
                                    return ok();
@@ -523,7 +510,7 @@ class Remote final : public FolderEngine {
                                }});
   }
 
-  // Sends the next errand if the last one is answered. At the end of the script, the server has the target.
+  // Sends the next errand if the last one was answered. At the end of the script, the server has the target.
   void advance_script(TimePoint now) {
     std::deque<Errand>& errands = script_.errands;
     if (script_.request != 0) return watch_health(now);
@@ -563,12 +550,13 @@ class Remote final : public FolderEngine {
       return;
     }
     // The probe is sent before the resumption, so the server reads the text in its first step, without a wait behind
-    // the resumed responses. That is allowed only if no errand between the two changes weights.
+    // the resumed responses. This is allowed only if no errand before the resumption still changes weights. A single
+    // errand there that is no long work only names the weights or empties a cache.
     const auto probe_errand = std::ranges::find(errands, kProbeErrand, &Errand::name);
     const auto errands_before = probe_errand - errands.begin();
-    if (script_.early_probe == 0 && probe_errand != errands.end() && errands_before > 0 &&
-        errands[errands_before - 1].name == kResumeErrand &&
-        (errands_before == 1 || (errands_before == 2 && !errands.front().long_work)))
+    const bool follows_resumption = errands_before > 0 && errands[errands_before - 1].name == kResumeErrand;
+    const bool loads_before = errands_before > 2 || (errands_before == 2 && errands.front().long_work);
+    if (script_.early_probe == 0 && probe_errand != errands.end() && follows_resumption && !loads_before)
       script_.early_probe = send_errand(*probe_errand);
     script_.request = send_errand(errands.front());
   }
@@ -577,8 +565,8 @@ class Remote final : public FolderEngine {
     return send(*errand.call, errand.long_work ? options_.patience : options_.control_timeout);
   }
 
-  // An engine that died during a call may leave the call open for ever, while its server takes no connection or says
-  // that the engine is dead.
+  // If the engine behind a server dies during a call, the call may stay open for ever. New connections then fail, or
+  // the health check reports the dead engine.
   void watch_health(TimePoint now) {
     Watch& watch = script_.watch;
     if (watch.request != 0 || now - script_.errand_begun < kWatchDelay || now < watch.next_check) return;
@@ -589,8 +577,8 @@ class Remote final : public FolderEngine {
   void on_watch_answer(const HttpAnswer& answer) {
     Watch& watch = script_.watch;
     watch.request = 0;
-    if (script_.request == 0) return;
-    const bool refused = answer.status == 0 && !answer.sent;  // unlike a timeout, which a busy server may cause, too
+    if (script_.request == 0) return;                         // the call was answered meanwhile
+    const bool refused = answer.status == 0 && !answer.sent;  // not a timeout, which a busy server may cause, too
     watch.failed_in_a_row = refused || answer.status == 503 ? watch.failed_in_a_row + 1 : 0;
     if (watch.failed_in_a_row >= kFailedChecksMax)
       fail_attempt(fmt::format("{}: no answer, and its server {}", script_.errands.front().call->path,
@@ -598,7 +586,7 @@ class Remote final : public FolderEngine {
   }
 
   void on_errand_answer(const HttpAnswer& answer) {
-    if (script_.errands.empty()) return;
+    if (script_.errands.empty()) return;  // no errand is in progress
     ++progress_;
     const Errand errand = std::move(script_.errands.front());
     script_.errands.pop_front();  // before on_answer(), which may add errands at the front
@@ -606,7 +594,7 @@ class Remote final : public FolderEngine {
     if (time == script_.times.end()) time = script_.times.insert(time, {errand.name, Duration{}});
     time->second += clock_.now() - script_.errand_begun;
     if (const Status done = errand.on_answer(answer); !done) return fail_attempt(done.error().detail);
-    if (phase_.is(kLoading)) advance_script(clock_.now());
+    if (phase_.is(kLoading)) advance_script(clock_.now());  // else on_answer() has broken the engine
   }
 
   void add_errand(std::string_view name, const Step& step) {
@@ -620,10 +608,14 @@ class Remote final : public FolderEngine {
                                .long_work = step.long_work});
   }
 
-  // Returns an error unless the status is 200 (0: no answer came). `path` names the call in the error.
-  Status expect_success(const HttpAnswer& answer, const std::string& path) const {
+  // The error of a call that got no answer (status 0). `path` names the call.
+  static Error no_answer(const HttpAnswer& answer, std::string_view path) {
+    return fail(Code::kUnavailable, kEngineOperation, "{}: {}", path, answer.trouble);
+  }
+  // Returns an error unless the status is 200. `path` names the call in the error.
+  Status expect_success(const HttpAnswer& answer, std::string_view path) const {
     if (answer.status == 200) return ok();
-    if (answer.status == 0) return fail(Code::kUnavailable, kEngineOperation, "{}: {}", path, answer.trouble);
+    if (answer.status == 0) return no_answer(answer, path);
     return fail(
         Code::kUnavailable, kEngineOperation, "{}: expected status 200, found {} ({}){}", path, answer.status,
         printable(answer.body, 300),
@@ -632,8 +624,7 @@ class Remote final : public FolderEngine {
 
   // ---- check of its weights ----
 
-  // An errand that probes the weights, with an adapter unless it is empty, and passes the scores of the text to
-  // `on_scores`.
+  // Returns an errand that probes the weights, under `adapter` unless that is empty.
   Errand probe(const std::string& adapter, std::function<Status(TextScores)> on_scores) {
     return {.name = kProbeErrand,
             .call = protocol_->scores_request(proof_.text, adapter),
@@ -648,10 +639,9 @@ class Remote final : public FolderEngine {
             .long_work = true};
   }
 
-  // Probes the weights. One answer is enough if it differs, or agrees, clearly beyond the server's noise. Otherwise a
-  // second answer, under the same conditions, measures the noise.
+  // Adds the probe of the weights. One answer is enough if the server's noise is known and does not explain the
+  // answer's distance from earlier ones. Otherwise a second answer, under the same conditions, measures the noise.
   void check_weights(WeightsSource source, const std::string& adapter) {
-    using Verdict = Fingerprints::Verdict;
     script_.errands.push_back(probe(adapter, [this, source, adapter](TextScores first) -> Status {
       if (const auto bound = server_.noise.bound(proof_.truth.usual_distance())) {
         const Verdict verdict = judge(first.logprobs, *bound);
@@ -662,7 +652,7 @@ class Remote final : public FolderEngine {
           probe(adapter, [this, source, adapter, first = std::move(first.logprobs)](TextScores second) -> Status {
             const double distance = Fingerprints::distance(first, second.logprobs);
             server_.noise.record_distance(distance);
-            const Verdict verdict = judge(second.logprobs, 2 * distance);
+            const Verdict verdict = judge(second.logprobs, 2 * distance);  // 2: as in ProbeNoise
             return accept_weights(source, adapter, std::move(second), verdict);
           }));
       return ok();
@@ -670,21 +660,18 @@ class Remote final : public FolderEngine {
   }
 
   // Judges an answer to the probe, which should be that of the policy in the folder. `noise`: nats per token.
-  Fingerprints::Verdict judge(const std::vector<double>& logprobs, double noise) const {
-    using Verdict = Fingerprints::Verdict;
+  Verdict judge(const std::vector<double>& logprobs, double noise) const {
     if (folder_->has_adapter()) {
       const double from_base = Fingerprints::distance(server_.base_logprobs, logprobs);
       if (folder_->adapter_is_zero())  // the adapter changes nothing, so the answer must be that of the base
         return from_base <= std::max(noise, ProbeNoise::kNoiseMin) ? Verdict::kSame : Verdict::kOther;
-      if (from_base <= noise) return Verdict::kStale;
+      if (from_base <= noise) return Verdict::kStale;  // as if the adapter were not applied
     }
     return proof_.fingerprints.judge(folder_->digest(), logprobs, noise);
   }
 
   // Accepts the weights that the probe shows, or returns why they are wrong.
-  Status accept_weights(WeightsSource source, const std::string& adapter, TextScores probed,
-                        Fingerprints::Verdict verdict) {
-    using Verdict = Fingerprints::Verdict;
+  Status accept_weights(WeightsSource source, const std::string& adapter, TextScores probed, Verdict verdict) {
     const bool is_base = Fingerprints::distance(server_.base_logprobs, probed.logprobs) <= ProbeNoise::kNoiseMin;
     const bool reports_target = !probed.weights_name || *probed.weights_name == fmt::format("{}", *policy_.target);
     if (source == WeightsSource::kUnknown) {
@@ -716,7 +703,7 @@ class Remote final : public FolderEngine {
       ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.learner_logprobs),
                                   source == WeightsSource::kStarted));
     if (!adapter.empty()) adapters_.add({adapter, *policy_.target});
-    if (!adapter.empty() && folder_->adapter_is_zero()) return ok();  // any other such adapter answers in the same way
+    if (!adapter.empty() && folder_->adapter_is_zero()) return ok();  // every zero adapter answers in the same way
     proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
     return ok();
   }
@@ -725,7 +712,7 @@ class Remote final : public FolderEngine {
   // temperature T, the spread (the difference of two logits) is 1/T of that at temperature 1.
   void check_temperature() {
     const double temperature = task_.spec.temperature();
-    if (proof_.temperature_checked || temperature == 1.0) return;
+    if (proof_.temperature_checked || temperature == 1.0) return;  // at 1, both are the same
     const auto measure_spread = [this](double at_temperature, std::function<Status(double)> on_spread) {
       script_.errands.push_back(
           {.name = "temperature",
@@ -743,20 +730,19 @@ class Remote final : public FolderEngine {
     });
     measure_spread(temperature, [this, temperature](double spread) -> Status {
       const double expected = proof_.spread_at_1 / temperature;
-      if (std::abs(expected - proof_.spread_at_1) < kSpreadMin) {
+      if (std::abs(expected - proof_.spread_at_1) < kSpreadDifferenceMin) {
         log::warn("whether {} reports log-probabilities at temperature {} cannot be seen", protocol_->name(),
                   temperature);
-        return ok();
+        return ok();  // the run goes on: this shows no fault of the server
       }
       if (std::abs(spread - expected) < std::abs(spread - proof_.spread_at_1)) {
         proof_.temperature_checked = true;
         return ok();
       }
-      phase_.mark_broken(
+      return give_up(
           fail(Code::kInvalid, kEngineOperation,
                "{} reports log-probabilities of temperature 1, and tokens are drawn with rollout.temperature {}: {}",
                protocol_->name(), temperature, protocol_->temperature_logprobs_hint()));
-      return ok();
     });
   }
 
@@ -774,6 +760,11 @@ class Remote final : public FolderEngine {
     while (!in_flight_.empty()) queue_again(in_flight_.begin()->first);
   }
 
+  // Breaks the engine permanently. Returns no error, because an errand's error would begin another attempt.
+  Status give_up(Error error) {
+    phase_.mark_broken(std::move(error));
+    return ok();
+  }
   // Cancels the script, ends a child that may be reading the files, and waits for the next attempt (kDown). The state
   // of a server at an address is unknown from here on.
   void reset_server() {
@@ -790,7 +781,7 @@ class Remote final : public FolderEngine {
     phase_.move(kDown);
   }
 
-  // Requests in flight may have caused the loss, so it counts for each of their sequences.
+  // Requests in flight may have caused the loss of the server, so it counts for each of their sequences.
   void on_server_lost(const std::string& why) {
     for (const auto& [request, id] : in_flight_) ++unfinished_.at(id).losses;
     fail_attempt(why);
@@ -810,22 +801,19 @@ class Remote final : public FolderEngine {
   }
 
   void give_up_repeatedly_lost() {
-    for (auto it = unfinished_.begin(); it != unfinished_.end();) {
-      if (it->second.losses < kLossesMax) {
-        ++it;
-        continue;
-      }
-      std::erase(queue_, it->first);
+    std::erase_if(unfinished_, [this](const auto& entry) {
+      const auto& [id, unfinished] = entry;
+      if (unfinished.losses < kLossesMax) return false;
+      std::erase(queue_, id);
       outcomes_.push_back(
-          {it->first, fail(Code::kInternal, "generate", "the engine was lost with it {} times", it->second.losses)});
-      it = unfinished_.erase(it);
-    }
+          {id, fail(Code::kInternal, "generate", "the engine was lost with it {} times", unfinished.losses)});
+      return true;
+    });
   }
 
-  // The answer tells nothing about the sequence, and other sequences may still succeed. So only the server's health is
-  // checked.
+  // Checks the server's health after an answer for which the server may be to blame, not the sequence.
   void suspect(const std::string& why) {
-    if (!phase_.is(kReady)) return;
+    if (!phase_.is(kReady)) return;  // a check or load is in progress already
     log::warn("{}: {}", protocol_->name(), why);
     phase_.move(kSuspected);
     const TimePoint now = clock_.now();
@@ -835,7 +823,7 @@ class Remote final : public FolderEngine {
 
   // ---- responses ----
 
-  // The request for the next tokens of a response. A continuation has another seed, so that it draws new numbers.
+  // The request for the next tokens of a response. A continuation has another seed, so that it draws other numbers.
   SampleRequest next_sample_request(const UnfinishedSequence& unfinished) const {
     SampleRequest request;
     request.context = unfinished.sequence.prompt;
@@ -864,8 +852,7 @@ class Remote final : public FolderEngine {
     }
   }
 
-  // A response continues under the adapter with which it began, as long as the server has that. Then its keys and
-  // values are still in the server's cache, and all its tokens are of one version.
+  // A response keeps the adapter with which it began, while the server has it: its keys and values are cached for that.
   void choose_adapter(UnfinishedSequence& unfinished) const {
     const auto* adapter = unfinished.response.tokens.empty() ? nullptr : adapters_.find(unfinished.adapter);
     if (!adapter) adapter = &adapters_.newest();
@@ -874,14 +861,14 @@ class Remote final : public FolderEngine {
   }
 
   void on_sample_answer(std::uint64_t id, const HttpAnswer& answer) {
-    if (answer.status != 200) script_.sampling_continues = false;  // the load may be the cause
+    if (answer.status != 200) script_.sampling_continues = false;  // the load of an adapter may be the cause
     UnfinishedSequence& unfinished = unfinished_.at(id);
     unfinished.request = 0;
     const auto finish = [&](Result<Response> response, bool caused_by_policy = false) {
       outcomes_.push_back({id, std::move(response), caused_by_policy});
       unfinished_.erase(id);
     };
-    const auto requeue = [&](bool is_loss) {
+    const auto requeue = [&](bool is_loss) {  // is_loss: the sequence may have caused the failure
       if (is_loss && ++unfinished.losses >= kLossesMax)
         return finish(
             fail(Code::kInternal, "generate", "the engine failed at it {} times; the last: {}", unfinished.losses,
@@ -889,42 +876,40 @@ class Remote final : public FolderEngine {
                                     : fmt::format("status {}, {}", answer.status, printable(answer.body, 300))));
       queue_.push_front(id);
     };
-    if (answer.status == 503 || answer.status == 429) {
+    const auto describe = [&] { return fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)); };
+    if (answer.status == 503 || answer.status == 429) {  // the server is busy
       requeue(/*is_loss=*/false);
       const TimePoint now = clock_.now();
-      if (refused_since_ == kNever) refused_since_ = now;
-      if (now - refused_since_ > options_.patience)
+      if (busy_since_ == kNever) busy_since_ = now;
+      if (now - busy_since_ > options_.patience)
         return fail_attempt(fmt::format("it answers {} for {}", answer.status, to_text(options_.patience)));
-      return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
+      return suspect(describe());
     }
-    refused_since_ = kNever;
-    if (!unfinished.adapter.empty() && (answer.status == 400 || answer.status == 404) &&
-        answer.body.find(unfinished.adapter) != std::string::npos) {
+    busy_since_ = kNever;
+    const bool is_refused = answer.status == 400 || answer.status == 404;
+    if (is_refused && !unfinished.adapter.empty() && answer.body.find(unfinished.adapter) != std::string::npos) {
       requeue(/*is_loss=*/true);
       return fail_attempt(fmt::format("it has lost an adapter: {}", printable(answer.body, 200)));
     }
-    if (answer.status == 0) {
+    if (answer.status == 0 || answer.status >= 500) {  // caused by this sequence, or by a dead engine behind its server
       requeue(/*is_loss=*/true);
-      return suspect(answer.trouble);
+      return suspect(answer.status == 0 ? answer.trouble : describe());
     }
-    if (answer.status >= 500) {  // caused by this sequence, or by a dead engine behind its server
-      requeue(/*is_loss=*/true);
-      return suspect(fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)));
-    }
-    if (answer.status == 404 || answer.status == 405) {
-      phase_.mark_broken(expect_success(answer, protocol_->sample_call({}).path).error());
+    if (answer.status == 404 || answer.status == 405) {  // a server without this call can never generate
+      phase_.mark_broken(expect_success(answer, protocol_->sample_call({}).path).error());  // {}: only its path matters
       return requeue(/*is_loss=*/false);
     }
     if (answer.status != 200)
       return finish(fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status,
                          printable(answer.body, 500)));
-    const SampleRequest sample_request = next_sample_request(unfinished);
+    const SampleRequest sample_request = next_sample_request(unfinished);  // as sent: the response is still the same
     Result<SampleResponse> sampled = protocol_->parse_sample_response(sample_request, answer.body);
-    if (!sampled && sampled.error().code == Code::kStale) {
+    if (!sampled && sampled.error().code == Code::kStale) {  // the answer is of another adapter
       requeue(/*is_loss=*/true);
       return fail_attempt(sampled.error().detail);
     }
     if (!sampled) return finish(std::move(sampled).error());
+    // A request keeps its adapter, so all its tokens are of the adapter's version.
     const auto spans = folder_->has_adapter() ? std::vector<Span>{{unfinished.requested_under, sampled->tokens.size()}}
                                               : versions_of(*sampled);
     if (!spans) {
@@ -982,8 +967,8 @@ class Remote final : public FolderEngine {
   ServerPolicy policy_;
   ServedAdapters adapters_;
   Proof proof_;
-  TimePoint refused_since_ = kNever;  // since then, the server has answered that it is busy; kNever: it does not
-  TimePoint last_wait_step_at_{};     // when a second of waiting last counted as progress
+  TimePoint busy_since_ = kNever;  // since then, the server only answers that it is busy; kNever: it does not
+  TimePoint last_wait_step_at_{};  // when a second of waiting last counted as progress
   std::uint64_t progress_ = 0;
 };
 

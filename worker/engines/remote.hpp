@@ -15,17 +15,19 @@ class FolderEngine : public Engine {
   enum class State { kStarting, kLoading, kReady, kBroken };  // kStarting: also before the first policy
 
   virtual State state() const = 0;
-  // Prepares a change of the folder's files. The state must not be kLoading, unless the engine may be reset.
+  // Call before the folder's files change. In the state kLoading, this resets the engine: it starts or contacts its
+  // server again. To avoid that, first advance() until the state is another one.
   virtual void release_folder() = 0;
-  // Begins to load the policy that `publication` has put into the folder. advance() goes on with it.
+  // Begins to load the policy that was installed in the folder from `publication`. advance() continues the load.
   virtual void begin_load(const overlay::Publication& publication) = 0;
-  // Takes answers, which it awaits for at most `wait`, and sends what is due.
+  // Handles answers of the server, for which it waits for at most `wait`, and sends what is due.
   virtual void advance(Duration wait) = 0;
 };
 
-// Makes an Engine that keeps the policy as a directory, which the server reads. With the first policy, it starts the
-// server or waits for a running one. It has the server load each installed policy, and verifies the result. If the
-// server dies, hangs or has wrong weights, unfinished sequences go on from their last tokens once it works again.
+// Makes an engine that keeps the policy as a directory, which the server reads. With the first policy, the engine
+// starts the server or waits for a running one. It lets the server load each installed policy, and verifies the result.
+// If the server dies, hangs or has wrong weights, unfinished sequences continue from their last tokens once the server
+// works again.
 std::unique_ptr<FolderEngine> make_folder_engine(const EngineOptions& options, const Task& task, const EngineHost& host,
                                                  std::unique_ptr<Protocol> protocol,
                                                  std::shared_ptr<PolicyFolder> folder);

@@ -1,5 +1,5 @@
-// The state machine of a remote engine, an inference server. Its phase decides whether it can take requests. Private to
-// worker/engines/.
+// The state machine of a remote engine, which drives an inference server. The phase decides whether the server can take
+// requests. Private to worker/engines/.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -15,12 +15,12 @@ class RemotePhase {
  public:
   enum Phase : std::uint8_t {
     kEmpty,      // no policy yet, so no server is started or contacted
-    kDown,       // there is no usable server; the engine waits until it starts or contacts one again
-    kWaking,     // waits until the server is healthy; a server that this worker starts reads the whole policy first
-    kSuspected,  // a ready server gave an unexpected answer: checks its health, but assumes that it keeps its weights
+    kDown,       // there is no usable server; the engine will start or contact one after a delay
+    kWaking,     // waits until the server is healthy; a server that this worker has started reads the policy first
+    kSuspected,  // a ready server gave an unexpected answer, so the engine checks the server's health
     kLoading,    // a sequence of HTTP calls loads the newest policy into the server and verifies it
     kReady,
-    kBroken,  // permanently: there is no way to another phase
+    kBroken,  // permanent: no transition leaves this phase
   };
   static constexpr std::array<std::string_view, 7> kNames{"empty",   "down",  "waking", "suspected",
                                                           "loading", "ready", "broken"};
@@ -30,14 +30,14 @@ class RemotePhase {
   bool awaits_health_check() const { return is(kWaking) || is(kSuspected); }
   const std::optional<Error>& error() const { return error_; }  // of kBroken
 
-  // Moves to the next phase (checked).
+  // Moves to the next phase. Ends the process if the transition is not allowed.
   void move(Phase to) {
     constexpr auto bits = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
     constexpr std::array<std::uint8_t, 7> allowed_next{
         bits(kDown),                                 // after kEmpty
         bits(kWaking, kBroken),                      // kDown
         bits(kLoading, kDown, kBroken),              // kWaking
-        bits(kLoading, kDown, kBroken),              // kSuspected
+        bits(kLoading, kDown, kBroken),              // kSuspected; kLoading verifies the weights again if need be
         bits(kLoading, kReady, kDown, kBroken),      // kLoading
         bits(kLoading, kSuspected, kDown, kBroken),  // kReady
         bits(),                                      // kBroken

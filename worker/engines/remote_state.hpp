@@ -28,20 +28,20 @@ namespace echoline::worker {
 struct UnfinishedSequence {
   Sequence sequence;
   Response response;          // what was generated so far
-  std::uint64_t request = 0;  // number of its request at the HTTP client; 0: in the queue
-  Version requested_under{};  // the server's version at the last request, or that of `adapter`
-  std::string adapter;        // the adapter under which its last tokens were requested
-  int losses = 0;             // number of its requests that failed or were lost with the server
+  std::uint64_t request = 0;  // number of the sequence's request at the HTTP client; 0: in the queue
+  Version requested_under{};  // the server's version at the last request; with an adapter, the adapter's version
+  std::string adapter;        // the adapter under which the last tokens were requested
+  int losses = 0;             // number of the sequence's requests that failed or were lost with the server
 };
 
-// One step of a script: a call, and the function that takes the answer. An errand without a call waits for aborted
-// responses to return.
+// One step of a script: a call, and the function that takes the answer. An errand without a call waits until the
+// responses that a pause has aborted have returned.
 struct Errand {
   std::string_view name;  // for the log
   std::optional<Call> call;
   std::function<Status(const HttpAnswer&)> on_answer;
   bool long_work = false;    // loads weights or reads a text: its timeout is options.patience
-  bool by_receiver = false;  // a call of hand_over(), which fall_back_to_reload() replaces
+  bool by_receiver = false;  // a call of hand_over(); fall_back_to_reload() replaces it
 };
 
 // Health checks during a call that takes long.
@@ -54,8 +54,9 @@ struct Watch {
 struct Script {
   std::deque<Errand> errands;         // not answered yet
   std::uint64_t request = 0;          // of the first errand, or of a health check; 0: none is in progress
-  TimePoint drain_deadline = kNever;  // of an errand without a call; kNever: none is first in the list
-  // The probe that follows the resumption, if it was sent before the resumption: see advance_script().
+  TimePoint drain_deadline = kNever;  // of a wait for aborted responses; kNever: there is none
+  // The request of the probe if advance_script() has sent it early, before the resumption that precedes it in the
+  // script; 0: it has not.
   std::uint64_t early_probe = 0;
   std::optional<HttpAnswer> early_probe_answer;
   TimePoint begun{}, errand_begun{};
@@ -69,20 +70,21 @@ struct Script {
 struct Attempts {
   int failed = 0;                                             // consecutive failed attempts
   TimePoint next_attempt{}, deadline{}, next_health_check{};  // `deadline`: of the current attempt
-  TimePoint wait_begun{}, next_log = kNever;     // of the wait for a server; kNever: nothing was logged about it
-  std::string last_health_answer = "no answer";  // for messages
+  TimePoint wait_begun{};                                     // when the engine began to wait for a server
+  TimePoint next_log = kNever;                                // when that wait is logged next; kNever: there is no wait
+  std::string last_health_answer = "no answer";               // for messages
 };
 
 // The policy that the server is to have (target), and the one that it has.
 struct ServerPolicy {
-  std::optional<Version> target, version;  // target: what the current or last script loads; version: what is loaded
+  std::optional<Version> target, version;  // what the current or last script loads; what is loaded
   overlay::Digest digest{};                // of `version`
   std::set<Version> possible_versions;     // versions under which unfinished responses may have been drawn
 };
 
 // Knowledge about the current server, gathered since it started or came back.
 struct Server {
-  bool is_interface_known = false;          // load() has asked for the server's interface, receiver and limits
+  bool are_features_known = false;          // load() has asked for the server's interface, receiver and limits
   bool has_receiver = false;                // see Handover
   std::optional<Version> receiver_version;  // the version that the receiver has loaded
   std::uint64_t receiver_revision = 0;      // PolicyFolder::revision() at that time
@@ -102,8 +104,11 @@ struct Proof {
   bool temperature_checked = false;
 };
 
-// How the server got its weights: it has read only this folder since its start, it was told to load them, or another
-// process may have changed them.
-enum class WeightsSource { kStarted, kLoaded, kUnknown };
+// How the server got its weights.
+enum class WeightsSource {
+  kStarted,  // it has read this folder at its start, and no other weights since
+  kLoaded,   // it was told to load them
+  kUnknown,  // another process may have changed them
+};
 
 }  // namespace echoline::worker

@@ -43,7 +43,7 @@ class ServedAdapters {
   bool empty() const { return adapters_.empty(); }
   // The adapter of the newest policy; there must be one.
   const Adapter& newest() const { return adapters_.back(); }
-  // Null if requests can no longer name it.
+  // Null if requests can no longer name this adapter.
   const Adapter* find(const std::string& name) const {
     const auto it =
         std::find_if(adapters_.begin(), adapters_.end(), [&](const Adapter& adapter) { return adapter.name == name; });
@@ -59,7 +59,8 @@ class ServedAdapters {
   void rename_newest(Version version) { adapters_.back().version = version; }
 
   // Called before the adapter `name` is loaded. Gives up the adapters that are neither the newest nor in `used`, and
-  // then the oldest until there is room for one more. Returns the names of all that the server should unload.
+  // then the oldest ones until there is room for one more. Returns the names of all adapters that the server should
+  // unload.
   std::vector<std::string> make_room(const std::string& name, const std::set<std::string>& used) {
     // Until add(), the server may have the new adapter or not, so it counts as abandoned.
     std::vector<std::string> names_to_unload = std::exchange(abandoned_, {name});
@@ -67,12 +68,17 @@ class ServedAdapters {
       names_to_unload.push_back(it->name);
       return adapters_.erase(it);
     };
-    for (auto it = adapters_.begin(); it != adapters_.end();)
-      it = it + 1 == adapters_.end() || used.contains(it->name) ? it + 1 : give_up(it);
+    for (auto it = adapters_.begin(); it != adapters_.end();) {
+      if (const bool is_newest = it + 1 == adapters_.end(); is_newest || used.contains(it->name))
+        ++it;
+      else
+        it = give_up(it);
+    }
     while (adapters_.size() >= limit_) give_up(adapters_.begin());
     return names_to_unload;
   }
-  // The server's state is unknown: no request may name an adapter, and the server may still have all of them.
+  // Called when the server's state is unknown: no request may name an adapter, and the server may still have all of
+  // them.
   void abandon_all() {
     for (Adapter& adapter : adapters_) abandoned_.push_back(std::move(adapter.name));
     adapters_.clear();

@@ -12,7 +12,7 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::string_view kEngineOperation = "engine";  // the operation in errors
-// A copy of the tied head, for servers that need a head of its own.
+// A copy of the tied output head, for servers that need it as a tensor of its own.
 const RepeatedTensor kSeparateHead{.copy_name = "lm_head.weight", .source_name = "model.embed_tokens.weight"};
 
 std::unique_ptr<Protocol> protocol_of(EngineKind kind) {
@@ -22,7 +22,7 @@ std::unique_ptr<Protocol> protocol_of(EngineKind kind) {
 Result<std::shared_ptr<PolicyFolder>> make_policy_folder(const EngineOptions& options, const Task& task,
                                                          const Protocol& protocol) {
   const bool carried = task.model.family == model::Family::kCarried;  // echoline cannot compute this model
-  // With an adapter, the base is not loaded again after the server's start, so a second copy of its head is not needed.
+  // A separate head is needed for loads after the server's start. With an adapter, the base is not loaded again.
   const bool use_separate_head =
       !carried && !task.model.adapter && task.model.tie_embeddings && protocol.needs_separate_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
@@ -33,6 +33,7 @@ Result<std::shared_ptr<PolicyFolder>> make_policy_folder(const EngineOptions& op
                                              return config;
                                            }(),
                                            task.phrasing->tokenizer()));
+  // A carried model's own files, which the learner has sent, replace those made above.
   for (const auto& [name, text] : task.spec.model_files()) files.content[name] = text;
   const std::filesystem::path parent =
       first_large_folder({kMemoryFolder, kDiskFolder}, model::memory_estimate(task.model).policy_bf16);
@@ -58,7 +59,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                 "built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
   std::vector<std::string> gpu_lists{""};  // by server: its CUDA_VISIBLE_DEVICES; empty: all that this process has
-  if (!options.command.empty()) {
+  if (!options.command.empty()) {          // else the server runs already, and has its GPUs
     const std::vector<std::string> gpus = find_gpus(std::getenv(kVisibleGpusVariable), "/dev");
     ECHO_ASSIGN(gpu_lists, distribute_gpus(gpus, options.gpus_per_engine, options.engines));
   }

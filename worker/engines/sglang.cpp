@@ -11,7 +11,7 @@ struct ScoredTokens {
   std::vector<double> logprobs;
 };
 
-// Parses the elements from index `first` on.
+// Parses the elements of `list` from index `first` on.
 Result<ScoredTokens> parse_scored(const json& list, const char* list_name, std::size_t first) {
   if (!list.is_array())
     return unexpected_answer("expected a list in {}, found {}: is `return_logprob` known to it?", list_name,
@@ -54,19 +54,20 @@ class Sglang final : public Protocol {
     SampleResponse sampled;
     sampled.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
     const json& list = at(answer, "meta_info", "output_token_logprobs");
-    if (sampled.aborted && list.is_null()) return sampled;  // aborted before the first token
+    if (sampled.aborted && list.is_null()) return sampled;  // without tokens: aborted before the first one
     ECHO_ASSIGN(ScoredTokens scored, parse_scored(list, "output_token_logprobs", /*first=*/0));
     if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
       if (tokens != scored.tokens) {
-        if (sampled.aborted) return sampled;  // tokens without log-probabilities cannot be used: asks for them again
+        if (sampled.aborted) return sampled;  // without its tokens, because they lack log-probabilities
         return unexpected_answer("{} log-probabilities, which are not those of the {} tokens", scored.tokens.size(),
                                  tokens.size());
       }
     }
     sampled.tokens = std::move(scored.tokens);
     sampled.logprobs = std::move(scored.logprobs);
-    // The version is that of the base. Under an adapter it does not matter, because it stays the same for a response.
+    // SGLang reports the version of the base. Under an adapter this does not matter, because the adapter stays the same
+    // for a request.
     if (const auto weights_name = text_of(at(answer, "meta_info", "weight_version"));
         weights_name && request.adapter.empty())
       sampled.spans = {{*weights_name, sampled.tokens.size()}};
@@ -78,7 +79,7 @@ class Sglang final : public Protocol {
         {{"input_ids", text},
          {"sampling_params", sampling_params(/*temperature=*/1, /*tokens_max=*/1, /*seed=*/1, /*end_tokens=*/{})},
          {"return_logprob", true},
-         {"logprob_start_len", 0}},
+         {"logprob_start_len", 0}},  // index of the first token whose log-probability is sent
         adapter);
   }
   // SGLang's answers do not say which adapter they are of.
@@ -89,8 +90,10 @@ class Sglang final : public Protocol {
                 parse_scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs",
                              /*first=*/1));  // the first token of a text has no log-probability
     if (!std::equal(scored.tokens.begin(), scored.tokens.end(), text.begin() + 1, text.end()))
-      return unexpected_answer("{} log-probabilities of a text of {} tokens, or of another text", scored.tokens.size(),
-                               text.size());
+      return unexpected_answer(
+          "expected log-probabilities of {} tokens except the first, found {} or those of other tokens", text.size(),
+          scored.tokens.size());
+    // With an adapter, weight_version is the version of the base, which says nothing about the adapter.
     return TextScores{std::move(scored.logprobs),
                       adapter.empty() ? text_of(at(answer, "meta_info", "weight_version")) : std::nullopt};
   }
@@ -100,7 +103,7 @@ class Sglang final : public Protocol {
         {{"input_ids", text},
          {"sampling_params", sampling_params(temperature, /*tokens_max=*/1, /*seed=*/1, /*end_tokens=*/{})},
          {"return_logprob", true},
-         {"top_logprobs_num", 5}},
+         {"top_logprobs_num", kSpreadRank}},
         /*adapter=*/{});
   }
   Result<double> parse_spread(std::string_view body) const override {
@@ -109,8 +112,9 @@ class Sglang final : public Protocol {
     if (!top.is_array() || top.empty())
       return unexpected_answer("expected output_top_logprobs, found {}", excerpt(top));
     ECHO_ASSIGN(const ScoredTokens scored, parse_scored(top[0], "output_top_logprobs", /*first=*/0));
+    if (scored.logprobs.empty()) return 0.0;  // no difference: the caller then warns that it sees no temperature
     const auto [lowest, highest] = std::minmax_element(scored.logprobs.begin(), scored.logprobs.end());
-    return scored.logprobs.empty() ? 0.0 : *highest - *lowest;
+    return *highest - *lowest;
   }
   std::string_view temperature_logprobs_hint() const override {
     return "start it without SGLANG_RETURN_ORIGINAL_LOGPROB (RETURN_ORIGINAL_LOGPROB in older releases)";
@@ -119,7 +123,7 @@ class Sglang final : public Protocol {
   Step pause() const override { return {.call = post("/pause_generation", {{"mode", "abort"}}), .optional = true}; }
   std::vector<Step> load(const std::filesystem::path& folder, Version version) const override {
     return {{.call = post("/update_weights_from_disk", {{"model_path", folder.string()},
-                                                        {"load_format", nullptr},
+                                                        {"load_format", nullptr},  // that of the server's start
                                                         {"abort_all_requests", false},
                                                         {"weight_version", fmt::format("{}", version)},
                                                         {"flush_cache", true},
@@ -131,14 +135,16 @@ class Sglang final : public Protocol {
   Step resume() const override { return {.call = post("/continue_generation", json::object()), .optional = true}; }
 
   Call adapter_limits_request() const override { return {"GET", "/get_server_info", ""}; }
-  // {"enable_lora": true, "max_lora_rank": 16, "max_loras_per_batch": 4, ...}
+  // Parses {"enable_lora": true, "max_lora_rank": 16, "max_loras_per_batch": 4, ...}.
   Result<AdapterLimits> adapter_limits(int status, std::string_view body) const override {
-    if (status == 404 || status == 405) return AdapterLimits{};
+    if (status == 404 || status == 405) return AdapterLimits{};  // a release without this call: the limits are unknown
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "/get_server_info: expected status 200, found {} ({})", status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
-    if (at(answer, "enable_lora") == false || (answer.contains("enable_lora") && at(answer, "enable_lora").is_null()))
+    // Only a release that reports enable_lora can be known to take no adapters. Then null means false.
+    const auto enabled = answer.find("enable_lora");
+    if (enabled != answer.end() && (*enabled == false || enabled->is_null()))
       return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
     AdapterLimits limits;
     if (const json& at_once = at(answer, "max_loras_per_batch"); at_once.is_number_unsigned())
@@ -163,7 +169,8 @@ class Sglang final : public Protocol {
   }
 
  private:
-  static constexpr std::uint64_t kSeedMax = 0x7fffffff;  // a signed 32-bit number
+  static constexpr int kSpreadRank = 5;  // spread_request() compares the most likely token with this one
+  static constexpr std::uint64_t kSeedMask = 0x7fffffff;  // SGLang's seeds are signed 32-bit numbers
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call generate_call(json body, const std::string& adapter) {
@@ -182,8 +189,8 @@ class Sglang final : public Protocol {
                    {"presence_penalty", 0.0},
                    {"repetition_penalty", 1.0},
                    {"ignore_eos", end_tokens.empty()},
-                   {"no_stop_trim", true},
-                   {"sampling_seed", seed & kSeedMax}};
+                   {"no_stop_trim", true},  // keeps the stop string in the response
+                   {"sampling_seed", seed & kSeedMask}};
     if (!end_tokens.empty()) params["stop_token_ids"] = end_tokens;
     return params;
   }

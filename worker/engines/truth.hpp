@@ -10,8 +10,8 @@
 namespace echoline::worker {
 
 // An engine has its own kernels and number formats, so its log-probabilities differ a little from the learner's: by
-// 7e-6 nats a token in fp32 and 0.03 in bf16 (vLLM 0.32 on a CPU, SmolLM2-135M). That distance stays about the same
-// from policy to policy. If a part of the weights is stale, it grows with every policy.
+// 7e-6 nats a token in fp32 and 0.03 in bf16 (vLLM 0.32 on a CPU, SmolLM2-135M). This distance stays about the same
+// from policy to policy. If a part of the weights is of an earlier policy, the distance grows with every policy.
 class Truth {
  public:
   static constexpr double kDistanceMax = 0.5;      // mean nats per token; a larger distance is never accepted
@@ -26,10 +26,11 @@ class Truth {
     return sum / static_cast<double>(engine.size());
   }
 
-  // The distance of the first accepted check, or of the last accepted one with `has_just_started`; 0: there was none.
+  // The distance of the last accepted check after a start of the engine, else of the first accepted one; 0: none.
   double usual_distance() const { return usual_distance_.value_or(0); }
 
-  // `has_just_started`: the engine has just started with these weights, so none can be of an earlier policy.
+  // Returns an error if the weights are not the learner's. `has_just_started`: the engine has just started with these
+  // weights, so none can be of an earlier policy.
   Status check(double distance, bool has_just_started) {
     if (!(distance <= kDistanceMax))  // not `>`, because a distance that is not a number is refused, too
       return fail(

@@ -2,6 +2,7 @@
 // (`--enable-scale-out`), otherwise through OpenAI completions. It changes weights by vLLM's calls for trainers, which
 // the server offers only with VLLM_SERVER_DEV_MODE=1. Based on the answers of vLLM 0.32.
 #include "worker/engines/answers.hpp"
+#include "worker/engines/expert_rows.hpp"
 #include "worker/engines/protocol.hpp"
 
 namespace echoline::worker {
@@ -38,12 +39,12 @@ class Vllm final : public Protocol {
   }
 
   std::optional<Call> interface_request() const override {
-    return post(kGeneratePath,
+    return post(kGeneratePath,  // any prompt, such as token 0
                 {{"token_ids", {0}}, {"sampling_params", sampling_params(/*temperature=*/1, /*tokens_max=*/1)}});
   }
   Status on_interface_response(int status, std::string_view body) override {
     has_generate_endpoint_ = false;
-    if (status == 403 || status == 404 || status == 405) return ok();  // absent or not enabled
+    if (status == 403 || status == 404 || status == 405) return ok();  // the call is missing or not enabled
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGeneratePath, status,
                   printable(body, 300));
@@ -61,7 +62,7 @@ class Vllm final : public Protocol {
   Status on_receiver_response(int status, std::string_view body) override {
     if (status == 200) return ok();
     if (status == 404 || status == 405) return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
-    const Result<json> answer = parse_answer(body);
+    const Result<json> answer = parse_answer(body);  // an error answer need not be JSON
     std::string reason =
         text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("status {}", status));
     // "Call to collective_rpc method failed: Worker failed with error '<the reason>', please check ..."
@@ -76,8 +77,8 @@ class Vllm final : public Protocol {
 
   Call sample_call(const SampleRequest& request) const override {
     json params = sampling_params(request.temperature, request.tokens_max);
-    params["logprobs"] = 0;  // of the sampled token only, without alternatives
-    params["ignore_eos"] = request.end_tokens.empty();
+    params["logprobs"] = 0;                             // of the sampled token only, without alternatives
+    params["ignore_eos"] = request.end_tokens.empty();  // the model's own ending tokens do not count then
     if (!request.end_tokens.empty()) params["stop_token_ids"] = request.end_tokens;
     if (!request.stop_strings.empty())
       params["stop"] = request.stop_strings, params["include_stop_str_in_output"] = true;
@@ -95,17 +96,20 @@ class Vllm final : public Protocol {
     ECHO_TRY(check_adapter(answer, request.adapter));
     SampleResponse sampled;
     sampled.aborted = at(choice, "finish_reason") == "abort";
-    if (const json& prompt = at(has_generate_endpoint_ ? answer : choice, "prompt_token_ids"); !prompt.is_null()) {
+    const json& prompt_holder = has_generate_endpoint_ ? answer : choice;  // completions repeat the prompt per choice
+    if (const json& prompt = at(prompt_holder, "prompt_token_ids"); !prompt.is_null()) {
       ECHO_ASSIGN(const auto context, tokens_of(prompt, "prompt_token_ids"));
       if (context != request.context)
         return unexpected_answer("it is about another prompt, of {} tokens", context.size());
     }
     const json& ids = at(choice, "token_ids");
     if (ids.is_null()) {
-      if (sampled.aborted) return sampled;
-      return unexpected_answer("no 'token_ids': it does not know `return_token_ids`, which vLLM has since 0.10.2");
+      if (sampled.aborted) return sampled;  // without tokens: aborted before the first one
+      return unexpected_answer(
+          "no 'token_ids': the server does not know `return_token_ids`, which vLLM has since 0.10.2");
     }
     ECHO_ASSIGN(sampled.tokens, tokens_of(ids, "token_ids"));
+    // The generate endpoint has an object for each token, completions a number.
     const json& logprobs = at(choice, "logprobs", has_generate_endpoint_ ? "content" : "token_logprobs");
     if (!logprobs.is_array() || logprobs.size() != sampled.tokens.size()) {
       // An aborted response may lack log-probabilities. Its tokens cannot be used then.
@@ -119,8 +123,9 @@ class Vllm final : public Protocol {
       ECHO_ASSIGN(const double logprob, logprob_of(has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i]));
       sampled.logprobs.push_back(logprob);
     }
-    // The spans name versions of the base. Under an adapter they do not matter, because it stays the same for a
-    // response.
+    ECHO_TRY(read_experts(answer, choice, request, sampled));
+    // Spans tell which tokens came from which version of the base weights. With an adapter there is one version: the
+    // base never changes, and a request keeps its adapter.
     if (has_generate_endpoint_ && request.adapter.empty()) ECHO_TRY(read_spans(at(choice, "weight_versions"), sampled));
     return sampled;
   }
@@ -128,7 +133,7 @@ class Vllm final : public Protocol {
   Call scores_request(const std::vector<model::Token>& text, const std::string& adapter) const override {
     json params = sampling_params(/*temperature=*/1, /*tokens_max=*/1);
     params["prompt_logprobs"] = 0;  // those of the prompt's own tokens
-    params["ignore_eos"] = true;
+    params["ignore_eos"] = true;    // an ending token must not end the request before its token
     return completion_call(text, std::move(params), adapter);
   }
   // Parses prompt_logprobs: [null, {"<token>": {"logprob": ...}}, ...].
@@ -169,9 +174,10 @@ class Vllm final : public Protocol {
       ECHO_ASSIGN(const double logprob, logprob_of(value));
       highest.push_back(logprob);
     }
+    if (highest.empty()) return 0.0;  // no difference: the caller then warns that it sees no temperature
     std::sort(highest.rbegin(), highest.rend());
-    highest.resize(std::min(highest.size(), kSpreadRank));  // the sampled token may be an entry more
-    return highest.empty() ? 0.0 : highest.front() - highest.back();
+    highest.resize(std::min(highest.size(), kSpreadRank));  // the sampled token may be an additional entry
+    return highest.front() - highest.back();
   }
   std::string_view temperature_logprobs_hint() const override {
     return "start it with --logprobs-mode processed_logprobs";
@@ -183,8 +189,10 @@ class Vllm final : public Protocol {
   }
   std::vector<Step> load(const std::filesystem::path&, Version version) const override {
     std::vector<Step> steps{{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true}};
+    // Keys and values of the earlier weights must not be used again. With the generate endpoint, requests separate them
+    // by `cache_salt`. Completions have no such field, so the cache is emptied.
     if (has_generate_endpoint_)
-      steps.push_back(version_step(version));  // `cache_salt` separates keys and values of different weights
+      steps.push_back(version_step(version));
     else
       steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
@@ -196,34 +204,36 @@ class Vllm final : public Protocol {
     std::vector<Step> steps{{.call = post("/start_weight_update", json::object())},
                             {.call = post("/update_weights", {{"update_info", info}}), .long_work = true},
                             {.call = post("/finish_weight_update", {{"weight_version", info["version"]}})}};
-    if (!has_generate_endpoint_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});
+    if (!has_generate_endpoint_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});  // as in load()
     return steps;
   }
-  // Ends an update that has begun. vLLM refuses the call if there is none, so it is optional.
+  // Ends an update that has begun. vLLM refuses the call if no update has begun.
   std::vector<Step> abort_handover() const override {
     return {{.call = post("/finish_weight_update", json::object()), .optional = true}};
   }
   Step resume() const override { return {.call = {"POST", "/resume", ""}, .optional = true}; }
 
   Call adapter_limits_request() const override { return {"GET", "/server_info?config_format=json", ""}; }
-  // {"vllm_config": {"lora_config": {"max_lora_rank": 16, "max_loras": 4, ...}}}; null without --enable-lora
+  // Parses {"vllm_config": {"lora_config": {"max_lora_rank": 16, "max_loras": 4, ...}}}; lora_config is null without
+  // --enable-lora.
   Result<AdapterLimits> adapter_limits(int status, std::string_view body) const override {
-    if (status == 404 || status == 405) return AdapterLimits{};
+    if (status == 404 || status == 405) return AdapterLimits{};  // a release without this call: the limits are unknown
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "/server_info: expected status 200, found {} ({})", status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
     const json& config = at(answer, "vllm_config", "lora_config");
     if (config.is_null()) return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
-    // On a CPU, vLLM 0.32 wraps the output head for adapters unless target_modules leaves it out. Its engine then ends
-    // at the first probe (a prompt with log-probabilities) under an adapter, if it computes another request, too.
-    if (at(config, "target_modules").is_null() && config.contains("target_modules") &&
-        at(answer, "vllm_config", "device_config", "device") == "cpu")
+    // On a CPU, vLLM 0.32 wraps the output head for adapters unless target_modules leaves it out. It then ends at the
+    // first probe (a prompt with log-probabilities) under an adapter, if it computes another request, too.
+    const auto targets = config.find("target_modules");  // null: all modules; missing: an older release
+    const bool wraps_all = targets != config.end() && targets->is_null();
+    if (wraps_all && at(answer, "vllm_config", "device_config", "device") == "cpu")
       return fail(Code::kInvalid, "engine",
                   "on a CPU it needs --lora-target-modules, with the modules of "
                   "learner.adapter.targets and without lm_head");
     const json &at_once = at(config, "max_loras"), &rank = at(config, "max_lora_rank");
-    if (!at_once.is_number_unsigned() || !rank.is_number_unsigned())
+    if (!at_once.is_number_unsigned() || !rank.is_number_unsigned())  // vLLM always reports both
       return unexpected_answer("expected max_loras and max_lora_rank in lora_config, found {}", excerpt(config));
     AdapterLimits limits{at_once.get<std::size_t>(), rank.get<std::int64_t>(), std::nullopt};
     if (const json& modules = at(config, "target_modules"); modules.is_array()) {
@@ -231,10 +241,11 @@ class Vllm final : public Protocol {
       for (const json& module : modules)
         if (const auto name = text_of(module)) {
           limits.modules->push_back(*name);
-          for (const char* packed : *name == "qkv_proj"       ? kInQkvProj
-                                    : *name == "gate_up_proj" ? kInGateUpProj
-                                                              : kInOthers)
-            limits.modules->emplace_back(packed);
+          // vLLM computes some modules together. An adapter names them separately, as the checkpoint does.
+          if (*name == "qkv_proj")
+            for (const char* part : {"q_proj", "k_proj", "v_proj"}) limits.modules->emplace_back(part);
+          if (*name == "gate_up_proj")
+            for (const char* part : {"gate_proj", "up_proj"}) limits.modules->emplace_back(part);
         }
     }
     return limits;
@@ -248,17 +259,14 @@ class Vllm final : public Protocol {
   }
 
   std::vector<Step> name_weights(Version version) const override {
-    if (!has_generate_endpoint_) return {};
+    if (!has_generate_endpoint_) return {};  // completions do not report the version
     return {version_step(version)};
   }
 
  private:
   static constexpr const char* kGeneratePath = "/inference/v1/generate";
   static constexpr std::size_t kSpreadRank = 5;  // the spread is from the most likely token to the one of this rank
-  // Names in the checkpoint of the modules that vLLM computes together, as qkv_proj and gate_up_proj.
-  inline static const std::vector<const char*> kInQkvProj{"q_proj", "k_proj", "v_proj"},
-      kInGateUpProj{"gate_proj", "up_proj"}, kInOthers{};
-  static constexpr int kReceiverInterface = 1;  // version of the plug-in's interface
+  static constexpr int kReceiverInterface = 1;   // version of the plug-in's interface
   static constexpr std::string_view kWorkerErrorPrefix = "failed with error '";
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
@@ -279,9 +287,9 @@ class Vllm final : public Protocol {
   static Step version_step(Version version) {
     return {.call = post("/update_weight_version", {{"new_version", fmt::format("{}", version)}})};
   }
-  // All parameters for which generation_config.json may have other values, since vLLM takes its defaults from it. No
-  // seed is sent, because a server's samples are never replayed. On a CPU, a seeded prompt that is read in parts
-  // crashes vLLM 0.32.
+  // States all parameters for which generation_config.json may have other values, because vLLM takes its defaults from
+  // that file. Sends no seed, because a server's samples are never replayed, and because a seeded prompt that is read
+  // in parts crashes vLLM 0.32 on a CPU.
   static json sampling_params(double temperature, std::int64_t tokens_max) {
     return {{"max_tokens", tokens_max},
             {"temperature", temperature},
@@ -292,6 +300,26 @@ class Vllm final : public Protocol {
             {"presence_penalty", 0.0},
             {"repetition_penalty", 1.0}};
   }
+  // Reads 'routed_experts', which a server with --enable-return-routed-experts sends: those of the prompt and of all
+  // tokens but the last. Some releases send those of the prompt apart.
+  static Status read_experts(const json& answer, const json& choice, const SampleRequest& request,
+                             SampleResponse& sampled) {
+    for (const json* rows : {&at(answer, "prompt_routed_experts"), &at(choice, "routed_experts")}) {
+      if (rows->is_null()) continue;  // the server sends no such part
+      if (!rows->is_string()) return unexpected_answer("expected base64 in routed_experts, found {}", excerpt(*rows));
+      ECHO_ASSIGN(const auto part, parse_expert_rows(rows->get_ref<const std::string&>()));
+      const bool is_first = sampled.experts.choices() == 0;
+      if (is_first) sampled.experts = {part.layers, part.per_token, {}};
+      if (part.layers != sampled.experts.layers || part.per_token != sampled.experts.per_token)
+        return unexpected_answer("routed_experts of {} layers and {} experts after those of {} layers and {} experts",
+                                 part.layers, part.per_token, sampled.experts.layers, sampled.experts.per_token);
+      sampled.experts.values.insert(sampled.experts.values.end(), part.values.begin(), part.values.end());
+    }
+    const std::size_t tokens = request.context.size() + sampled.tokens.size();
+    if (sampled.experts.tokens() > tokens)
+      return unexpected_answer("routed_experts of {} tokens, expected at most {}", sampled.experts.tokens(), tokens);
+    return ok();
+  }
   // Parses [{"version": "3", "start": 0, "end": 5}, ...]. The spans must cover all tokens.
   static Status read_spans(const json& spans, SampleResponse& sampled) {
     std::size_t end = 0;
@@ -300,7 +328,7 @@ class Vllm final : public Protocol {
         const auto weights_name = text_of(at(span, "version"));
         if (!weights_name || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
             at(span, "end").get<std::size_t>() <= end)
-          break;
+          break;  // the check below fails unless all tokens are covered
         end = at(span, "end").get<std::size_t>();
         sampled.spans.push_back({*weights_name, end});
       }

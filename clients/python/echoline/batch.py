@@ -14,6 +14,7 @@ class Batch:
     - [P]: prompt_tokens
     - [N]: response_tokens, logprobs, versions, loss_mask
     - [n]: prompt_ends, response_ends, group, member, worker, reward, correct, finished
+    - [P + N, layers, experts per token], only of a mixture of experts: routed_experts
     """
 
     def __init__(self, lease: str, step: int, data: bytes):

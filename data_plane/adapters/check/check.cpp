@@ -431,7 +431,7 @@ class Check {
   void check_alternation(const Problem& problem, std::uint64_t seed, const PlayedEpisode& first) {
     auto first_episode = adapter_->begin(problem, seed), second_episode = adapter_->begin(problem, seed);
     if (!first_episode || !second_episode) return;
-    for (std::size_t turn = 0; turn < first.responses.size() && !spent_more_than(1.0); ++turn)
+    for (std::size_t turn = 0; turn < first.responses.size() && !spent_more_than(/*share=*/1.0); ++turn)
       for (auto* episode : {&first_episode, &second_episode}) {
         findings_.announce_call(fmt::format("turn {} of two episodes in alternation", turn + 1), problem.id(),
                                 Findings::printable_response(first.responses[turn]));

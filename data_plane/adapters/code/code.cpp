@@ -23,6 +23,7 @@ using nlohmann::json;
 
 constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
+constexpr std::size_t kNameBytesShown = 64;
 constexpr std::string_view kTaskPlaceholder = "{task}", kTestsPlaceholder = "{tests}";
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
 constexpr std::string_view kMbppPrompt =
@@ -107,12 +108,12 @@ class RowParser {
 
   Result<std::vector<std::string>> strings_at(const char* key) const {
     const auto it = row_.find(key);
+    const bool is_list = it != row_.end() && it->is_array();
     std::vector<std::string> strings;
-    if (it != row_.end() && it->is_array())
+    if (is_list)
       for (const json& item : *it)
         if (item.is_string()) strings.push_back(item.get<std::string>());
-    if (it == row_.end() || !it->is_array() || strings.size() != it->size())
-      return row_error(fmt::format("expected a list of strings '{}'", key));
+    if (!is_list || strings.size() != it->size()) return row_error(fmt::format("expected a list of strings '{}'", key));
     return strings;
   }
 
@@ -122,7 +123,8 @@ class RowParser {
     ECHO_ASSIGN(const std::string entry_point, string_at("entry_point"));
     ECHO_ASSIGN(const std::string solution, string_at("canonical_solution"));
     if (!defines(prompt, entry_point))
-      return row_error(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
+      return row_error(
+          fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, kNameBytesShown)));
     return Row{.task = prompt,
                .tests = test,
                .reference = text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
@@ -211,14 +213,8 @@ class CodeTask final : public Adapter {
     } else {
       ECHO_TRY(split_held_out());
     }
-    for (std::size_t i = 0; i < train_.size() + held_out_.size(); ++i) {
-      const Problem problem = i < train_.size() ? to_problem("train", i, train_[i])
-                                                : to_problem("test", i - train_.size(), held_out_[i - train_.size()]);
-      if (problem.prompt().size() > kPromptBytesMax)
-        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", problem.id(),
-                    problem.prompt().size(), kPromptBytesMax);
-    }
-    return ok();
+    ECHO_TRY(check_prompts("train", train_));
+    return check_prompts("test", held_out_);
   }
 
   std::string_view name() const override { return "code"; }
@@ -307,6 +303,16 @@ class CodeTask final : public Adapter {
     held_out_ = std::move(rows);
     if (!train_.empty()) return ok();
     return fail(Code::kInvalid, "", "{}: every problem is also held out; use different files", options_.train.string());
+  }
+
+  Status check_prompts(std::string_view split, const std::vector<Row>& rows) const {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const Problem problem = to_problem(split, i, rows[i]);
+      if (problem.prompt().size() > kPromptBytesMax)
+        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", problem.id(),
+                    problem.prompt().size(), kPromptBytesMax);
+    }
+    return ok();
   }
 
   Problem to_problem(std::string_view split, std::uint64_t number, const Row& row) const {

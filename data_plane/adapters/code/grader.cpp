@@ -29,8 +29,8 @@ using sandbox::Process;
 
 TimePoint now() { return SystemClock().now(); }
 
-// The number in a message of the examiner, which follows the letter that tells its kind.
-std::size_t number_behind_letter(std::string_view line) {
+// The number in a message of the examiner. It follows a letter, the message's kind.
+std::size_t number_after_letter(std::string_view line) {
   std::size_t value = 0;
   std::from_chars(line.data() + std::min<std::size_t>(1, line.size()), line.data() + line.size(), value);
   return value;
@@ -212,7 +212,8 @@ class Grading {
         !loaded);
   }
 
-  // Ends the program and records its first failure. Returns false, which load() returns in turn.
+  // Ends the program and records its first failure. `may_change`: another run may end differently, so the grade is not
+  // cached. Returns false, which load() returns in turn.
   bool stop_candidate(std::string what, bool may_change = false) {
     grade_.may_change |= may_change;
     if (grade_.first_failure.empty()) grade_.first_failure = printable(what, kFailureBytesShown);
@@ -242,7 +243,7 @@ class Grading {
     ECHO_TRY(examiner.write(request.dump() + "\n", kStartTimeout));
     std::optional<std::size_t> current_test;
     for (;;) {
-      // Twice the time of a test, because the examiner itself also works on the program's answers.
+      // Allows the time of a second test, because the examiner itself also works on the program's answers.
       const auto line = examiner.read_line(
           kLineBytesMax, current_test ? std::max(Duration::zero(), test_deadline_ - now()) + options_.test_time
                                       : Duration(kStartTimeout));
@@ -258,12 +259,12 @@ class Grading {
       // The messages of examiner.py.
       switch (line->empty() ? '\0' : line->front()) {
         case 'N':  // number of tests
-          grade_.tests = number_behind_letter(*line);
+          grade_.tests = number_after_letter(*line);
           if (grade_.tests == 0 || grade_.tests > kTestsMax)
             return fail(Code::kInvalid, kOperation, "expected 1 to {} tests, found {}", kTestsMax, grade_.tests);
           break;
         case 'B': {  // a test begins
-          current_test = number_behind_letter(*line);
+          current_test = number_after_letter(*line);
           Status ready = prepare_candidate();
           if (!ready) return std::move(ready).error();
           sent = examiner.write("go\n", kStartTimeout);
@@ -300,7 +301,8 @@ class Grading {
     }
   }
 
-  // Provides a program for the next test, reloaded if the last test killed it.
+  // Provides a program for the next test: loads it again if the last test killed it. Without time, or if it does not
+  // load, there is none, and answer_to() has no answer.
   Status prepare_candidate() {
     if (now() >= all_tests_deadline_) grade_.late = true;
     if (!candidate_ && !load_failed_ && now() < all_tests_deadline_) {
@@ -326,7 +328,7 @@ class Grading {
   void note_failure_at(std::size_t test, std::string_view what) {
     if (grade_.first_failure.empty()) grade_.first_failure = fmt::format("test {}: {}", test + 1, what);
   }
-  // Such a grade is not cached: the program may not be killed or late next time.
+  // The program may not be killed or late next time.
   void stop_candidate_at(std::size_t test, const std::string& what) {
     stop_candidate(fmt::format("test {}: {}", test + 1, what), /*may_change=*/true);
   }
@@ -337,7 +339,7 @@ class Grading {
   std::function<void(Process)> return_examiner_;
   std::optional<Process> candidate_;
   TimePoint all_tests_deadline_{}, test_deadline_{};
-  bool load_failed_ = false;
+  bool load_failed_ = false;  // when it was loaded again; no further attempt follows
   Grade grade_;
 };
 
@@ -348,7 +350,8 @@ Grader::Grader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<Grader>> Grader::start(GraderOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  // Each program that is graded needs a candidate and an examiner, and as many of both may be idle.
+  // Each program that is graded needs a candidate and an examiner, and as many of both may be idle. Four more, because
+  // a program that was stopped counts until its processes have ended.
   ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.long_lived_max = 4 * options.parallel + 4}));
   ECHO_ASSIGN(Process examiner, impl->take_examiner());  // checks at once that the interpreter starts
   impl->return_examiner(std::move(examiner));

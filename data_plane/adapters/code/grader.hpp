@@ -38,12 +38,16 @@ class Grader {
   static Result<std::unique_ptr<Grader>> start(GraderOptions options);
   ~Grader();
 
-  // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. A program that fails or is
-  // killed gets a grade too; an error means that it could not be graded. kInvalid for malformed tests, kCancelled after
-  // stop(). With `cache_grades`, the same program for the same task is not run again while its grade is cached (32 MiB
-  // of grades), unless it was killed or late.
+  // `task`: a JSON object in one of two forms. HumanEval's {prompt, test, entry_point}: the function's head, the source
+  // of check(function), the function's name. MBPP's {tests, imports, setup, code}: a list of assertions, import lines
+  // and source that run before them, the reference solution, which shows the names that the program must define.
+  // A program that fails or is killed gets a grade too; an error means that it could not be graded. kInvalid: malformed
+  // tests. kUnavailable: a sandbox or its interpreter failed, or was ended by stop(). kCancelled: stop() was called.
+  // With `cache_grades`, the same program for the same task is not run again while its grade is cached (32 MiB of
+  // grades), unless it was killed or late.
   Result<Grade> grade(std::string_view task, std::string_view program);
-  // Ends all grading: calls in progress and later ones return kCancelled or kUnavailable soon.
+  // Ends all grading. Calls in progress soon return kCancelled, kUnavailable or a grade that may change, because their
+  // programs are killed. Later calls return kCancelled, or a cached grade.
   void stop();
 
  private:

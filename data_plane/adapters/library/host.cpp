@@ -21,6 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kRequestBufferBytes = 1u << 20;
+// The limits of data_plane/limits.hpp and trajectory.hpp.
 constexpr std::size_t kPromptBytesMax = 256u << 10, kTextBytesMax = 64u << 10, kNameBytesMax = 128, kComponentsMax = 64;
 
 // A mistake of the library, or its own error message. The reply to the request holds it.
@@ -75,7 +76,8 @@ class Library {
     if (handle == nullptr) throw LibraryError(with_valid_utf8(::dlerror()));
     void* const symbol = ::dlsym(handle, "echoline_task");
     if (symbol == nullptr) throw LibraryError("it exports no function 'echoline_task' (clients/c/echoline_task.h)");
-    table_ = reinterpret_cast<const echoline_task_table* (*)(std::uint32_t)>(symbol)(ECHOLINE_TASK_ABI);
+    const auto get_table = reinterpret_cast<const echoline_task_table* (*)(std::uint32_t)>(symbol);
+    table_ = get_table(ECHOLINE_TASK_ABI);
     const std::string version = std::to_string(ECHOLINE_TASK_ABI);
     if (table_ == nullptr) throw LibraryError("it has no ABI " + version + ": echoline_task() returned NULL");
     if (table_->abi != ECHOLINE_TASK_ABI)
@@ -104,10 +106,11 @@ class Library {
             {"name", name_},
             {"turns", table_->score == nullptr},
             {"deterministic", table_->deterministic != 0},
-            {"problems", table_->problem_count(task_, 0)},
-            {"evaluation", table_->problem_count(task_, 1)}};
+            {"problems", table_->problem_count(task_, /*evaluation=*/0)},
+            {"evaluation", table_->problem_count(task_, /*evaluation=*/1)}};
   }
 
+  // The next three answer one item of a request (FORMAT.md of the task "process").
   json problems(const json& item, bool evaluation) {
     json problems = json::array();
     for (const json& row : item.at("rows")) {
@@ -212,7 +215,9 @@ class Library {
     if (score.verdict != ECHOLINE_CORRECT_BY_REWARD) result["correct"] = score.verdict == ECHOLINE_CORRECT;
     if (score.component_count > kComponentsMax || (score.component_count > 0 && score.components == nullptr))
       throw LibraryError(std::to_string(score.component_count) + " components" +
-                         (score.components == nullptr ? " at NULL" : ", at most 64 are allowed"));
+                         (score.components == nullptr
+                              ? std::string(" at NULL")
+                              : ", at most " + std::to_string(kComponentsMax) + " are allowed"));
     for (std::size_t i = 0; i < score.component_count; ++i) {
       const std::string name = checked_text(score.components[i].name, "component's name", kNameBytesMax);
       if (name.empty() || !std::isfinite(score.components[i].value))

@@ -24,6 +24,7 @@ constexpr std::uint64_t kDrawsPerProblemMax = 10'000;  // draws per problem, at 
 // Further draws for each held-out problem, because many draws repeat a problem if few are possible.
 constexpr std::uint64_t kTriesPerHeldOutProblem = 100;
 constexpr std::uint64_t kTargetMax = 1'000'000;
+constexpr std::size_t kNameBytesShown = 16;
 // Intermediate results may exceed the largest target by this factor; their products still fit in 64 bits.
 constexpr std::uint64_t kIntermediateFactor = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
@@ -50,8 +51,10 @@ struct Options {
     std::set<std::string> seen;
     for (const std::string& name : operations) {
       if (name != "+" && name != "-" && name != "*" && name != "/")
-        s.error("operations", fmt::format("holds '{}', expected \"+\", \"-\", \"*\" or \"/\"", name.substr(0, 16)));
-      if (!seen.insert(name).second) s.error("operations", fmt::format("holds '{}' twice", name.substr(0, 16)));
+        s.error("operations",
+                fmt::format("holds '{}', expected \"+\", \"-\", \"*\" or \"/\"", name.substr(0, kNameBytesShown)));
+      if (!seen.insert(name).second)
+        s.error("operations", fmt::format("holds '{}' twice", name.substr(0, kNameBytesShown)));
     }
     if (operations.empty()) s.error("operations", "expected a non-empty list");
     s.read_choice("use", use, {{"all", NumbersUse::kAll}, {"any", NumbersUse::kAny}},
@@ -95,15 +98,15 @@ struct Puzzle {
     for (;;) {
       std::uint64_t value = 0;
       const auto [stop, error] = std::from_chars(cursor, end, value);
-      if (error != std::errc{} || values.size() > kCountdownNumbersMax) return std::nullopt;
+      constexpr std::size_t kValuesMax = 1 + kCountdownNumbersMax;  // the target and the numbers
+      if (error != std::errc{} || values.size() == kValuesMax) return std::nullopt;
       values.push_back(value);
       if (stop == end) break;
       if (*stop != ' ') return std::nullopt;
       cursor = stop + 1;
     }
     Puzzle puzzle{.target = values[0], .numbers = {}};
-    if (values.size() < 2 || values.size() > kCountdownNumbersMax + 1 || puzzle.target > kTargetMax)
-      return std::nullopt;
+    if (values.size() < 2 || puzzle.target > kTargetMax) return std::nullopt;
     for (std::size_t i = 1; i < values.size(); ++i) {
       if (values[i] > kCountdownNumberMax) return std::nullopt;
       puzzle.numbers.push_back(static_cast<std::uint32_t>(values[i]));
@@ -157,8 +160,7 @@ class Countdown final : public Adapter {
       if (!drawn)
         return fail(Code::kInvalid, "countdown",
                     "found only {} different problems to hold out, expected evaluation_problems = {}; raise numbers, "
-                    "number_max or "
-                    "target_max, or lower evaluation_problems",
+                    "number_max or target_max, or lower evaluation_problems",
                     held_out_.size(), options_.evaluation_problems);
       std::vector<std::uint32_t> sorted = drawn->puzzle.numbers;
       std::sort(sorted.begin(), sorted.end());
@@ -166,7 +168,8 @@ class Countdown final : public Adapter {
         held_out_.push_back(to_problem(fmt::format("countdown/test/{}", held_out_.size()), drawn->puzzle));
     }
     // Draws a training problem, so that an error is reported now and not during the run.
-    return problem(0) ? ok() : Status(problem(0).error());
+    const auto first_problem = problem(0);
+    return first_problem ? ok() : Status(first_problem.error());
   }
 
   std::string_view name() const override { return "countdown"; }
@@ -223,7 +226,7 @@ class Countdown final : public Adapter {
 
  private:
   std::optional<SolvedPuzzle> training_puzzle(std::uint64_t index) const {
-    Random random(random_key_ + 1, index);
+    Random random(random_key_ + 1, index);  // not random_key_, from which the held-out problems are drawn
     return draw(random, /*held_out=*/false);
   }
 
@@ -256,16 +259,15 @@ class Countdown final : public Adapter {
         return part;
       };
       const std::size_t a = take_random_part(), b = take_random_part();
-      const std::uint64_t limit = unjoined.empty()
-                                      ? options_.target_max
-                                      : kIntermediateFactor * std::max(options_.target_max, options_.number_max);
+      const bool is_last_join = unjoined.empty();  // its result is the target
+      const std::uint64_t limit =
+          is_last_join ? options_.target_max : kIntermediateFactor * std::max(options_.target_max, options_.number_max);
       const auto joined = join(random, parts, a, b, limit);
       if (!joined) return std::nullopt;
       unjoined.push_back(parts.size());
       parts.push_back(*joined);
     }
     drawn.puzzle.target = parts.back().value;
-    if (drawn.puzzle.target > options_.target_max) return std::nullopt;
     drawn.expression = expression_text(parts, parts.size() - 1);
     return drawn;
   }
@@ -276,7 +278,7 @@ class Countdown final : public Adapter {
                                      std::size_t b, std::uint64_t limit) const {
     if (parts[a].value < parts[b].value) std::swap(a, b);
     const std::uint64_t large = parts[a].value, small = parts[b].value;
-    ExpressionNode possible[4]{};
+    ExpressionNode possible[4]{};  // one for each operation
     std::size_t count = 0;
     for (const char operation : operations_) {
       if ((operation == '-' && large == small) || (operation == '/' && large % small != 0)) continue;

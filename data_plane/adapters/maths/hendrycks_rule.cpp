@@ -138,7 +138,8 @@ std::optional<Characters> normalised(Characters text, Variant variant) {
   constexpr CharacterView kUnit = U"\\text{ ";
   if (occurrences(text, kUnit) > 1) return std::nullopt;
   text.resize(std::min(text.find(kUnit), text.size()));  // cuts the unit off
-  // The authors' code removes "\\%" twice; the first removal can create another "\\%". verl's code begins with "\\\\%".
+  // The authors' code removes "\\%" twice, here and below; the first removal can create another "\\%". verl's code
+  // removes "\\\\%" first.
   replace(text, variant == Variant::kVerl ? Replacement{U"\\\\%", U""} : Replacement{U"\\%", U""});
   for (const Replacement& replacement : kReplacementsAfterUnit) replace(text, replacement);
   if (text.empty()) return text;

@@ -236,12 +236,14 @@ Verdict math_dapo(std::string_view response, std::string_view reference) {
 }
 
 Verdict math_dapo_boxed(std::string_view response, std::string_view reference) {
+  // Cut twice, as in verl's code.
   const std::string_view text = last_characters(last_characters(response, kGradedCharactersMax), kBoxCharactersMax);
   const std::size_t begin = text.rfind(kBoxCommand);
   std::uint64_t open_braces = 0;
   for (std::size_t i = begin; begin != std::string_view::npos && i < text.size(); ++i) {
     if (text[i] == '{') ++open_braces;
     if (text[i] != '}' || --open_braces > 0) continue;
+    // decode() replaces invalid UTF-8.
     std::string answer = encode(decode(text.substr(begin + kBoxCommand.size(), i - begin - kBoxCommand.size())));
     const bool correct = answer == encode(decode(reference));
     return {.correct = correct, .answer = std::move(answer), .trailing = count_characters(text.substr(i + 1))};

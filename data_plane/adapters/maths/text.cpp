@@ -105,7 +105,8 @@ std::uint64_t count_characters(std::string_view bytes) {
 }
 
 std::string_view last_characters(std::string_view bytes, std::size_t count) {
-  // Begins at a byte where a character begins: one that is not a continuation byte, or one that follows three of them.
+  // The last `count` characters are within 4 * count bytes. Reads three more, to find a byte where a character begins:
+  // one that is not a continuation byte, or one that follows three of them.
   const std::size_t bytes_to_read = kBytesPerCharacterMax * count + kBytesPerCharacterMax - 1;
   if (bytes.size() > bytes_to_read) {
     bytes.remove_prefix(bytes.size() - bytes_to_read);

@@ -109,7 +109,8 @@ void Verifier::on_answer(HttpAnswer answer) {
   PendingRequest pending = std::move(node.mapped());
   const bool is_seed_request = options_.sessions && !pending.has_session;
   const std::string url = options_.url + (is_seed_request ? "/seed_session" : "/verify");
-  if (answer.status == 0) return retry_or_fail(std::move(pending), fmt::format("{}: {}", url, answer.trouble), {});
+  if (answer.status == 0)
+    return retry_or_fail(std::move(pending), fmt::format("{}: {}", url, answer.trouble), /*retry_after=*/{});
   if (is_temporary(answer.status))
     return retry_or_fail(std::move(pending),
                          fmt::format("{}: HTTP {}: {}", url, answer.status, printable(answer.body, kAnswerBytesShown)),
@@ -129,7 +130,7 @@ void Verifier::on_answer(HttpAnswer answer) {
   pending.handler(std::move(answer.body));
 }
 
-void Verifier::retry_or_fail(PendingRequest pending, std::string reason, Duration min_pause) {
+void Verifier::retry_or_fail(PendingRequest pending, std::string reason, Duration retry_after) {
   if (++pending.tries >= options_.tries) {
     {
       const std::lock_guard lock(mutex_);
@@ -142,8 +143,7 @@ void Verifier::retry_or_fail(PendingRequest pending, std::string reason, Duratio
   // Begins a new session, because the failed try may have ended the old one.
   pending.has_session = false;
   pending.cookies.clear();
-  pending.not_before =
-      clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(min_pause, options_.pause_max));
+  pending.not_before = clock_.now() + std::min(std::max(pause, retry_after), options_.pause_max);
   unsent_.push_back(std::move(pending));
 }
 

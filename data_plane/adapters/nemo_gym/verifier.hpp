@@ -55,7 +55,8 @@ class Verifier {
   void run_thread();
   void send(PendingRequest pending);
   void on_answer(HttpAnswer answer);
-  void retry_or_fail(PendingRequest pending, std::string reason, Duration min_pause);
+  // `retry_after`: the pause that the server asks for; zero if it asks for none.
+  void retry_or_fail(PendingRequest pending, std::string reason, Duration retry_after);
 
   const VerifierOptions options_;
   const SystemClock clock_;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kCachedProblemsMax = 4096;
 constexpr std::size_t kWaitingMax = 65'536;  // episodes that wait for a session
 constexpr std::size_t kSeedDigitsMax = 18;   // so that every such number fits in 64 bits
-constexpr std::size_t kTextBytesShown = 120;
+constexpr std::size_t kTextBytesShown = 120, kSeedBytesShown = 80;
 constexpr Duration kRetryDelayMin = std::chrono::milliseconds(500), kRetryDelayMax = std::chrono::seconds(30);
 
 struct Options {
@@ -259,7 +259,8 @@ class OpenEnv final : public Adapter {
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
     const std::string& seed = problem.reference();
     if (seed.empty() || seed.size() > kSeedDigitsMax || seed.find_first_not_of("0123456789") != std::string::npos)
-      return fail(Code::kInvalid, "openenv", "'{}': expected a seed, found '{}'", problem.id(), seed.substr(0, 80));
+      return fail(Code::kInvalid, "openenv", "'{}': expected a seed, found '{}'", problem.id(),
+                  seed.substr(0, kSeedBytesShown));
     return std::unique_ptr<Episode>(std::make_unique<EnvironmentEpisode>(*pool_, problem, std::stoull(seed)));
   }
   Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }

@@ -23,7 +23,7 @@ const SystemClock kSystemClock{};
 
 constexpr std::string_view kHasLeft = "the other end has left";
 constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int, so a longer wait is repeated
-constexpr std::size_t kReadBlockBytes = 4096, kEndpointBytesShown = 256;
+constexpr std::size_t kReadBlockBytes = 4096, kEndpointBytesShown = 256, kAddressBytesShown = 64;
 
 Error socket_error(std::string_view what) {
   const bool has_left = errno == EPIPE || errno == ECONNRESET;
@@ -195,8 +195,8 @@ Result<std::unique_ptr<Listener>> Listener::open(const std::string& address, std
   auto listener = std::unique_ptr<Listener>(new Listener(fd, port));
   const int enabled = 1;
   (void)::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof enabled);
-  if (::bind(fd, addresses.list->ai_addr, addresses.list->ai_addrlen) != 0 || ::listen(fd, 1) != 0)
-    return socket_error(fmt::format("listen on {} port {}", printable(address, 64), port));
+  if (::bind(fd, addresses.list->ai_addr, addresses.list->ai_addrlen) != 0 || ::listen(fd, /*backlog=*/1) != 0)
+    return socket_error(fmt::format("listen on {} port {}", printable(address, kAddressBytesShown), port));
   sockaddr_storage bound_address{};
   socklen_t size = sizeof bound_address;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound_address), &size) != 0) return socket_error("getsockname");

@@ -75,12 +75,16 @@ Status Betting::act(Action action) {
     over_ = true;
     return ok();
   }
-  if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise does not change the smallest raise
-    raise_min_ = std::max(raise_min_, 2 * action.to - highest_bet);
+  if (action.kind == Action::Kind::kRaise) {
+    // The next raise must add at least as much as this one. An all-in that adds less does not change the smallest
+    // raise.
+    const Chips added = action.to - highest_bet;
+    raise_min_ = std::max(raise_min_, action.to + added);
     own_bet = action.to;
   } else {
     own_bet = highest_bet;
-    if (actions_in_round_ >= 2) {
+    const bool have_both_acted = actions_in_round_ >= 2;
+    if (have_both_acted) {
       next_round();
       return ok();
     }

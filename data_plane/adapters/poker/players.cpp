@@ -143,12 +143,13 @@ int chen_half_points(const Hole& own) {
   constexpr std::array<int, 4> kHighCards = {12, 14, 16, 20};  // J Q K A
   // Below the jack, a card has half its number in points, so its number in half points.
   const int high_card_half_points = high >= 9 ? kHighCards[static_cast<std::size_t>(high - 9)] : high + 2;
-  if (low == high) return std::max(2 * high_card_half_points, 10);
+  constexpr int kPairMin = 10, kOneSuit = 4, kStraight = 2;  // half points: the least for a pair; additions
+  if (low == high) return std::max(2 * high_card_half_points, kPairMin);
   const int ranks_between = high - low - 1;
   constexpr std::array<int, 5> kGapPenalty = {0, 2, 4, 8, 10};  // indexed by the number of ranks between the two cards
   int half_points = high_card_half_points - kGapPenalty[static_cast<std::size_t>(std::min(ranks_between, 4))];
-  if (own[0].suit() == own[1].suit()) half_points += 4;
-  if (ranks_between <= 1 && high < 10) half_points += 2;  // both cards can be in a straight
+  if (own[0].suit() == own[1].suit()) half_points += kOneSuit;
+  if (ranks_between <= 1 && high < 10) half_points += kStraight;
   return half_points + (half_points & 1);
 }
 

@@ -21,6 +21,7 @@ namespace {
 using namespace poker;
 
 constexpr std::uint64_t kDealsMax = 4096;  // deals per hand, until the opponent does not fold at once
+constexpr std::size_t kReferenceBytesShown = 64;
 constexpr std::string_view kHeldOutIdPrefix = "poker/evaluation/";  // followed by the number
 // Any two different numbers, so that training and held-out deals differ.
 constexpr std::uint64_t kTrainingStream = 0x7261696e, kEvaluationStream = 0x6576616c;
@@ -92,7 +93,7 @@ Result<DealAndPosition> parse_start(std::string_view text) {
     return start;
   }
   return fail(Code::kInvalid, "poker", "'{}': expected the number of the deals, ':' and the position, 0 or 1",
-              printable(text, 64));
+              printable(text, kReferenceBytesShown));
 }
 
 class PokerEpisode final : public QuickEpisode {
@@ -107,6 +108,7 @@ class PokerEpisode final : public QuickEpisode {
       ECHO_ASSIGN(episode->baseline_, make_player(options.baseline));
     }
     ECHO_TRY(episode->deal());
+    // Set only now: before the policy's first action, the built-in opponent plays.
     episode->opponent_by_side_prompt_ = opponent_by_side_prompt;
     return episode;
   }
@@ -160,7 +162,7 @@ class PokerEpisode final : public QuickEpisode {
 
  private:
   PokerEpisode(const Options& options, const DealAndPosition& start)
-      : options_(options), start_(start), random_streams_(0, 0), betting_(options.rules) {}
+      : options_(options), start_(start), random_streams_(/*seed=*/0, /*hand=*/0), betting_(options.rules) {}
 
   int position() const { return static_cast<int>((static_cast<std::uint64_t>(start_.position) + hand_) % 2); }
 
@@ -238,7 +240,7 @@ class PokerEpisode final : public QuickEpisode {
   const Options options_;
   DealAndPosition start_;
   std::unique_ptr<Player> opponent_, baseline_;
-  HandRandom random_streams_;  // the hand's random streams after the deal; no player has drawn from them
+  HandRandom random_streams_;  // the hand's random streams, set by deal(); no player has drawn from them
   std::array<Random, 2> player_draws_ = random_streams_.by_position;
   Betting betting_;
   Deal deal_;

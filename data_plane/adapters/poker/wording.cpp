@@ -80,6 +80,8 @@ std::string choices_text(const LegalActions& legal) {
 
 // Chips in big blinds, rounded to a tenth: "2", "1.5".
 std::string in_big_blinds(Chips chips, const Rules& rules) {
+  // 10 * chips / big_blind plus a half, doubled above and below so that whole numbers suffice; the division rounds
+  // down.
   const Chips tenths = (20 * chips + rules.big_blind) / (2 * rules.big_blind);
   return tenths % 10 == 0 ? fmt::format("{}", tenths / 10) : fmt::format("{}.{}", tenths / 10, tenths % 10);
 }

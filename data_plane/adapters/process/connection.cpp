@@ -18,6 +18,11 @@ constexpr std::uint32_t kFailuresWithWaitMax = 4;
 constexpr std::size_t kLoggedErrorBytes = 1000, kReportedErrorBytes = 300;  // the end of what the program wrote
 constexpr std::size_t kClosedEpisodesMax = 65'536;                          // kept for the next close notice
 
+// The end of what the program wrote, to be added to a message; empty if it wrote nothing.
+std::string what_it_wrote(const std::string& err, std::size_t bytes_max) {
+  return err.empty() ? "" : "; it wrote: " + err.substr(err.size() - std::min(err.size(), bytes_max));
+}
+
 }  // namespace
 
 Connection::Connection(sandbox::Pool& pool, ConnectionOptions options)
@@ -82,14 +87,14 @@ void Connection::run_thread() {
       lock.lock();
       continue;
     }
-    // The oldest calls that one request can hold, which is of one method. Stops at the first call that does not fit, so
-    // that calls stay in order.
+    // Takes the oldest calls that fit in one request, which has one method. Stops at the first call that does not fit,
+    // so that calls stay in order.
     std::vector<Call> batch;
     const Method method = waiting_calls_.front().method;
     const bool send_alone = waiting_calls_.front().send_alone;
-    while (!waiting_calls_.empty() && waiting_calls_.front().method == method &&
-           waiting_calls_.front().send_alone == send_alone &&
-           batch.size() < (send_alone ? 1 : std::min(options_.batch_max, kItemsMax))) {
+    const std::size_t calls_max = send_alone ? 1 : std::min(options_.batch_max, kItemsMax);
+    while (batch.size() < calls_max && !waiting_calls_.empty() && waiting_calls_.front().method == method &&
+           waiting_calls_.front().send_alone == send_alone) {
       batch.push_back(std::move(waiting_calls_.front()));
       waiting_calls_.pop_front();
     }
@@ -141,12 +146,10 @@ Status Connection::ensure_started() {
 void Connection::on_program_failure(const std::string& reason) {
   if (process_) {
     const sandbox::End end = process_->wait();  // stops the program first
-    log::warn("the task's program failed: {}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
-              end.err.substr(end.err.size() - std::min(end.err.size(), kLoggedErrorBytes)));
+    log::warn("the task's program failed: {}{}", reason, what_it_wrote(end.err, kLoggedErrorBytes));
     // The program's own words tell more than an error that ensure_started() has kept.
     if (last_error_.detail.empty() || !end.err.empty())
-      last_error_ = fail(Code::kUnavailable, "task", "{}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
-                         end.err.substr(end.err.size() - std::min(end.err.size(), kReportedErrorBytes)));
+      last_error_ = fail(Code::kUnavailable, "task", "{}{}", reason, what_it_wrote(end.err, kReportedErrorBytes));
     process_.reset();
   }
   Duration delay = kRestartDelayMin;

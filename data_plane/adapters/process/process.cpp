@@ -57,6 +57,14 @@ struct Contents {
   std::string script;  // the script's name; empty: no script
 };
 
+// The text is invalid if dropping its invalid bytes and replacing them give different JSON.
+bool is_utf8(const std::string& text) {
+  const auto dump = [&](json::error_handler_t on_invalid_byte) {
+    return json(text).dump(-1, ' ', /*ensure_ascii=*/false, on_invalid_byte);
+  };
+  return dump(json::error_handler_t::ignore) == dump(json::error_handler_t::replace);
+}
+
 Result<Contents> read_contents(const Options& options) {
   Contents contents;
   if (options.script.empty()) return contents;
@@ -68,10 +76,7 @@ Result<Contents> read_contents(const Options& options) {
     const std::filesystem::path path = options.script.parent_path() / name;
     auto text = read_file(path.string(), kFileBytesMax);
     if (!text) return as_user_error(std::move(text).error());
-    // The text is sent as JSON, which must be UTF-8. If it is not, dropping its invalid bytes and replacing them give
-    // different texts.
-    if (json(*text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::ignore) !=
-        json(*text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace))
+    if (!is_utf8(*text))  // it is sent as JSON, which must be UTF-8
       return fail(Code::kInvalid, "task", "{}: expected a text in UTF-8", path.string());
     total_bytes += text->size();
     if (total_bytes > kFilesBytesMax)
@@ -86,11 +91,12 @@ Result<Contents> read_contents(const Options& options) {
 Result<Contents> parse_contents(const std::string& text) {
   const json parts = json::parse(text, nullptr, /*allow_exceptions=*/false);
   Contents contents;
+  // Without a script, as in the default "{}", the command is a program that the worker has.
   if (!parts.is_object() || !parts.contains("files") || !parts["files"].is_object()) return contents;
   for (const auto& [name, file] : parts["files"].items()) {
-    // Checked again, because a worker does not trust the learner's names.
+    // Checked again, because a worker does not trust the learner's names. The script counts beside kFilesMax files.
     if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos ||
-        contents.files.size() > kFilesMax)
+        contents.files.size() == kFilesMax + 1)
       return fail(Code::kInvalid, "task", "'{}' cannot be a file of a task", name.substr(0, kNameBytesShown));
     contents.files[name] = file.get<std::string>();
   }

@@ -255,7 +255,8 @@ Result<std::vector<Result<json>>> read_items(json result, std::size_t count) {
 Result<Score> read_score(const json& item) {
   Score score;
   ECHO_ASSIGN(score.reward, read_finite(item, "reward"));
-  ECHO_ASSIGN(score.correct, read_flag(item, "correct", /*fallback=*/score.reward >= 1));
+  const bool has_full_reward = score.reward >= 1;  // which counts as correct if the program gives no verdict
+  ECHO_ASSIGN(score.correct, read_flag(item, "correct", /*fallback=*/has_full_reward));
   const auto components = item.find("components");
   if (components == item.end()) return score;
   if (!components->is_object() || components->size() > kComponentsMax)

@@ -77,7 +77,7 @@ class DatabaseBacklog {
   std::atomic<State> state_ = State::kStoring;
   DiskPatience patience_;
   TimePoint retry_at_ = kNever;  // kNever while the database can store
-  Status status_;
+  Status status_;                // an error once the database is given up
   std::deque<Deferred> backlog_;
 };
 

@@ -1,5 +1,5 @@
 // Keeps the rollout desk's work while the database cannot store. DeskLogic and its parts call it.
-#include "learner/database_edge.hpp"
+#include "learner/database_backlog.hpp"
 
 #include "base/log.hpp"
 
