@@ -9,6 +9,7 @@
 #include "cli/state_line.hpp"
 #include "cli/verbs.hpp"
 #include "study/advice.hpp"
+#include "study/sim_run_like.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using namespace study;
 
 struct Arguments {
-  std::string scenario, aim = "usd", out;
+  std::string scenario, like, aim = "usd", out;
   std::optional<std::string> deadline;
   std::optional<double> budget;
   std::optional<unsigned> staleness_max;
@@ -27,8 +28,16 @@ struct Arguments {
 
 Result<AdviceArguments> advice_arguments(const Arguments& args) {
   AdviceArguments advice;
+  if (args.scenario.empty() == args.like.empty())
+    return fail(Code::kInvalid, "advise", "expected either a run file or --like with a run");
   advice.scenario = args.scenario;
   ECHO_ASSIGN(advice.overrides, parse_overrides(args.overrides));
+  if (!args.like.empty()) {
+    ECHO_ASSIGN(const auto folder, find_run(args.like));
+    ECHO_ASSIGN(const MeasuredRun run, read_measured_run(folder));
+    advice.scenario = run.config.string();
+    advice.overrides = overrides_like(run, advice.overrides);
+  }
   advice.aim = args.aim == "usd" ? AdviceAim::kUsd : AdviceAim::kHours;
   if (args.deadline) {
     const auto deadline = parse_duration(*args.deadline);
@@ -74,7 +83,8 @@ std::string figures_table(const Advice& advice) {
 
 // A command with the advised settings, and with those that the user gave for other keys.
 std::string command_text(const Arguments& args, const KeyValues& changes) {
-  std::string text = fmt::format("  echoline sim run {}", shell_word(args.scenario));
+  std::string text = "  echoline sim run ";
+  text += args.like.empty() ? shell_word(args.scenario) : "--like " + shell_word(args.like);
   const auto add_setting = [&](const std::string& setting) {
     text += fmt::format(" \\\n    --set {}", shell_word(setting));
   };
@@ -168,8 +178,8 @@ int run_advise(const Arguments& args) {
 void add_advise(Verb& program, int& exit_code) {
   auto* verb = program.add_verb("advise", "Find settings that make a simulated run cheaper or faster");
   auto args = std::make_shared<Arguments>();
-  verb->add_option("scenario", args->scenario, "run file with a section `simulation`, e.g. configs/sim/regions.yaml")
-      ->required();
+  verb->add_option("scenario", args->scenario, "run file with a section `simulation`, e.g. configs/sim/regions.yaml");
+  verb->add_option("--like", args->like, "a run that has ended: its file, with its measured values");
   verb->add_option("--minimise", args->aim, "usd: the cost of the run; hours: its time")
       ->one_of({"usd", "hours"})
       ->show_default();
@@ -186,7 +196,7 @@ void add_advise(Verb& program, int& exit_code) {
       "It searches staleness.budget, publish_every and lookahead, network.topology, fleet.headroom and fleet.places "
       "(docs/advise.md). Plans drop most combinations, short simulations drop more, and the last ones are simulated "
       "completely with three seeds. The same file gives the same advice. It shows what each setting is worth by "
-      "taking it back alone.\n"
+      "taking it back alone. With --like, the machines are those of the run's offers.\n"
       "staleness.* change the age of the data in training, and so what the model learns. staleness.budget never "
       "exceeds that of the file without --staleness-max. Exit code 1: no combination keeps the limits.");
   verb->callback([args, &exit_code] { exit_code = run_advise(*args); });

@@ -1,7 +1,6 @@
 // echoline sim run: simulates a whole training run.
 #include "cli/sim_run.hpp"
 
-#include <algorithm>
 #include <cstdio>
 
 #include "base/files.hpp"
@@ -62,13 +61,7 @@ int run(const Arguments& args) {
     auto measured = read_measured_run(*folder);
     if (!measured) return report_failure(measured.error());
     measured_run = std::move(*measured);
-    // A simulation.step_time of the user replaces simulation.step_seconds, the measured time of each step.
-    if (std::ranges::any_of(*overrides,
-                            [](const auto& key_value) { return key_value.first == "simulation.step_time"; }))
-      std::erase_if(measured_run->world,
-                    [](const auto& key_value) { return key_value.first == "simulation.step_seconds"; });
-    // In front: the user's values are set after these, and so replace them.
-    overrides->insert(overrides->begin(), measured_run->world.begin(), measured_run->world.end());
+    *overrides = overrides_like(*measured_run, *overrides);
   }
   if (args.seed) overrides->emplace_back("simulation.seed", *args.seed);
   auto loaded =

@@ -13,7 +13,7 @@ constexpr std::size_t kSuspectLossesMin = 2;
 
 std::uint32_t GroupPool::Failures::failure_count() const {
   std::uint32_t sum = 0;
-  for (const auto& [worker, count] : failures) sum += count;
+  for (const auto& [worker, count] : count_by_worker) sum += count;
   return sum;
 }
 
@@ -49,7 +49,7 @@ std::optional<GroupId> GroupPool::first_suspect() const {
 std::vector<GroupId> GroupPool::leasable(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
   std::vector<GroupId> groups;
   for (auto it = ordinary_.begin(); it != ordinary_.end() && groups.size() < count; ++it) {
-    const std::map<WorkerId, std::uint32_t>& count_by_worker = failures(*it).failures;
+    const std::map<WorkerId, std::uint32_t>& count_by_worker = failures(*it).count_by_worker;
     const auto of_worker = count_by_worker.find(worker);
     if (of_worker == count_by_worker.end() || of_worker->second <= failures_max) groups.push_back(*it);
   }

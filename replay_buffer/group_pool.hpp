@@ -14,10 +14,11 @@ namespace echoline::replay_buffer {
 class GroupPool {
  public:
   struct Failures {
-    std::map<WorkerId, std::uint32_t> failures;  // how often each worker reported that it could not generate the group
-    std::set<WorkerId> workers_lost;             // workers whose connection broke while they had the group
-    std::uint32_t failure_count() const;         // sum of `failures`
-    bool empty() const { return failures.empty() && workers_lost.empty(); }
+    // How often each worker reported that it could not generate the group.
+    std::map<WorkerId, std::uint32_t> count_by_worker;
+    std::set<WorkerId> workers_lost;      // workers whose connection broke while they had the group
+    std::uint32_t failure_count() const;  // sum of `count_by_worker`
+    bool empty() const { return count_by_worker.empty() && workers_lost.empty(); }
   };
 
   void put(GroupId group);

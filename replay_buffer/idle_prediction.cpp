@@ -15,8 +15,9 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kGroupsMeasuredMax = 15'000;     // about; bounds the time of a prediction
+constexpr std::uint64_t kGroupsMeasuredMax = 15'000;     // about so many; bounds the time of a prediction
 constexpr std::uint64_t kStepsMin = 12, kStepsMax = 80;  // steps that are measured
+constexpr std::uint64_t kPeriodsMin = 2;                 // publication periods that are measured
 constexpr std::uint64_t kStepsSkipped = 6;               // first steps that are not measured, besides the lookahead
 constexpr double kRetrySecondsMax = 1;                   // a learner that waits for slow results looks again after this
 constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
@@ -45,23 +46,22 @@ class Simulation {
     const std::uint64_t periods = std::clamp(kGroupsMeasuredMax / pacing_.groups_per_step(), kStepsMin, kStepsMax) /
                                   pacing_.staleness.publish_every;
     const std::uint64_t steps_total =
-        first_measured_step_ + std::max<std::uint64_t>(2, periods) * pacing_.staleness.publish_every;
+        first_measured_step_ + std::max(kPeriodsMin, periods) * pacing_.staleness.publish_every;
     for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) request_work(worker_index);
     while (step_ < steps_total && !events_.empty() && now_ < kNeverS && events_pushed_ < kEventsMax) {
       const Event event = events_.top();
       events_.pop();
       now_ = event.at_s;
-      renew_leases();
+      core_.renew_or_expire(now_, [](WorkerId) { return true; });  // because every worker generates
       handle(event);
     }
-    const double all_s = waited_s_ + trained_s_;
-    const double trained = static_cast<double>(std::max<std::uint64_t>(1, groups_trained_));
-    const double steps = static_cast<double>(step_ - std::min(step_, first_measured_step_));
     // No measured step has ended: this fleet never fills a batch.
     if (step_ <= first_measured_step_) return {.idle_fraction = 1, .step_s = kNeverS, .staleness_mean = 0};
-    return {.idle_fraction = waited_s_ / all_s,
-            .step_s = all_s / steps,
-            .staleness_mean = static_cast<double>(staleness_sum_) / trained};
+    const double measured_s = waited_s_ + trained_s_;
+    const double groups_trained = static_cast<double>(std::max<std::uint64_t>(1, groups_trained_));
+    return {.idle_fraction = waited_s_ / measured_s,
+            .step_s = measured_s / static_cast<double>(step_ - first_measured_step_),
+            .staleness_mean = static_cast<double>(staleness_sum_) / groups_trained};
   }
 
  private:
@@ -110,18 +110,6 @@ class Simulation {
         request_work_for_underloaded();
         return try_step();
     }
-  }
-
-  // A worker that generates reports progress, so its leases do not expire before their longest term. The reports are no
-  // events here: a lease that has run out is renewed as if a report had come at its expiry.
-  void renew_leases() {
-    for (const LiveLease* lease; (lease = core_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_;) {
-      const double expires_s = lease->record.expires_unix_s;
-      const LeaseId id = lease->record.id;
-      core_.renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expires_s);
-      if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // the lease has reached its maximum term
-    }
-    core_.expire(now_);
   }
 
   // ---- workers ----

@@ -86,7 +86,7 @@ class JobLedger::Impl {
   Status store_misconduct(WorkerId worker, const Misconduct& misconduct) {
     const auto is_persisted = decide_and_persist([&] {
       unwritten_misconduct_[worker] = misconduct;
-      return true;
+      return true;  // any value, for a Result
     });
     return is_persisted ? ok() : Status(is_persisted.error());
   }
@@ -99,7 +99,7 @@ class JobLedger::Impl {
                         .expired = totals.expired,
                         .released = totals.released,
                         .set_aside = {},
-                        .bound = core_.bound()};
+                        .limited_steps = core_.limited_steps()};
     ECHO_TRY(db_.each("SELECT reason, count(*) FROM set_aside GROUP BY reason",
                       [&](const Row& row) { counts.set_aside[std::string(row.bytes(0))] = row.integer(1); }));
     return counts;
@@ -326,7 +326,7 @@ Status JobLedger::on_result_unscorable(GroupId group, WorkerId worker, std::stri
   impl_->check_thread();
   const auto is_persisted = impl_->decide_and_persist([&] {
     impl_->core().on_result_unscorable(group, worker, reason, detail);
-    return true;
+    return true;  // any value, for a Result
   });
   return is_persisted ? ok() : Status(is_persisted.error());
 }

@@ -56,7 +56,7 @@ struct Verdict {
   bool duplicate = false;    // accepted earlier; this copy changed nothing
   std::string reason;        // why it was refused: a stable text of rules.hpp, "malformed", "stale", or the caller's
   std::string detail;        // for the log: what was expected and found
-  double lease_seconds = 0;  // if accepted: seconds for which the worker held leases since its previous result
+  double lease_seconds = 0;  // if accepted: time with leases since the worker's previous result
 };
 
 struct LedgerCounts {
@@ -67,7 +67,7 @@ struct LedgerCounts {
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was created
   // Steps in which a pacing bound, S or L (rules.hpp), kept workers from more work, since the ledger was opened.
-  LimitedStepCounter bound = {};
+  LimitedStepCounter limited_steps = {};
 };
 
 // Times are seconds since 1970, because leases outlive a process. Thread: the buffer's owner thread. The buffer must

@@ -26,7 +26,7 @@ void LeaseCore::load_lapses(WorkerId worker, Lapses lapses) { lapses_[worker] = 
 
 void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool worker_lost) {
   GroupPool::Failures group_failures = pool_.failures(group);
-  if (failures > 0) group_failures.failures[worker] = failures;
+  if (failures > 0) group_failures.count_by_worker[worker] = failures;
   if (worker_lost) group_failures.workers_lost.insert(worker);
   pool_.set_failures(group, std::move(group_failures));
 }
@@ -110,12 +110,13 @@ void LeaseCore::record_failure(GroupId group, WorkerId worker, bool worker_lost)
   if (worker_lost)
     group_failures.workers_lost.insert(worker);
   else
-    ++group_failures.failures[worker];
-  const auto of_worker = group_failures.failures.find(worker);
-  record_change(change::FailuresCounted{.group = group,
-                                        .worker = worker,
-                                        .failures = of_worker == group_failures.failures.end() ? 0 : of_worker->second,
-                                        .worker_lost = group_failures.workers_lost.contains(worker)});
+    ++group_failures.count_by_worker[worker];
+  const auto of_worker = group_failures.count_by_worker.find(worker);
+  record_change(
+      change::FailuresCounted{.group = group,
+                              .worker = worker,
+                              .failures = of_worker == group_failures.count_by_worker.end() ? 0 : of_worker->second,
+                              .worker_lost = group_failures.workers_lost.contains(worker)});
   set_failures(group, std::move(group_failures));
 }
 
@@ -160,7 +161,7 @@ void LeaseCore::record_lapse(WorkerId worker, LapseKind kind) {
   const auto it = lapses_.find(worker);
   Lapses lapses = it == lapses_.end() ? Lapses{} : it->second;
   ++lapses.batches;
-  lapses.weight = lapse_weight(lapses.weight, kind);
+  lapses.weight = weight_after_lapse(lapses.weight, kind);
   set_lapses(worker, lapses);
   if (lapses.weight >= kLapseWeightMax)
     newly_unproductive_.push_back(
@@ -188,8 +189,8 @@ void LeaseCore::record_pace(WorkerId id, double granted_s, double now_s, std::ui
 // submit nothing in a pause of the learner, so a pause must not make the worker look slow.
 double LeaseCore::result_time_without_pauses(double granted_s, double now_s) const {
   double submitted_s = now_s;
-  for (const auto& [ended_s, pause_length_s] : pauses_)
-    if (ended_s > granted_s) submitted_s -= pause_length_s;
+  for (const Pause& pause : pauses_)
+    if (pause.ended_s > granted_s) submitted_s -= pause.length_s;
   return std::max(submitted_s, granted_s);
 }
 
@@ -245,11 +246,12 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   worker.turned_away = request.groups_max > 0 && groups_held == 0 && newest_allowed == 0;
   std::vector<LiveLease> granted;
   const std::uint64_t group_count = worker.too_slow ? 0 : std::min(groups_takeable, groups_allowed);
-  count_without_work(worker, now_s);
+  count_without_work(worker, now_s);  // the time until now, with the previous share
   worker.share_without_work = 0;
   if (groups_wanted > 0 && !worker.too_slow) {
     const double asked = request.groups_max, held = static_cast<double>(groups_held);
     // Work that only its old version keeps it from is not missing: with the newest version it could get it.
+    // `obtainable` never exceeds groups_wanted.
     const std::uint64_t obtainable = std::max(group_count, std::min(groups_takeable, newest_allowed));
     worker.share_without_work = request.free_share.value_or(asked / (asked + held)) *
                                 static_cast<double>(groups_wanted - obtainable) / static_cast<double>(groups_wanted);
@@ -299,7 +301,7 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   waiting_.put(record.group, {.version = result.version, .members = record.rollouts, .scored = result.scored});
   if (result.scored) forget_failures(record.group);
   Worker& worker = find_or_add_worker(record.worker);
-  // The first result of a batch reduces the weight of its worker's lapses by one.
+  // The first result of a batch reduces the weight of its worker's lapses by one. Weights in lapses_ are positive.
   if (const auto lapses = lapses_.find(record.worker);
       lapses != lapses_.end() && worker.pace.results_of_batch(record.granted_unix_s) == 0)
     set_lapses(record.worker, {.weight = lapses->second.weight - 1, .batches = lapses->second.batches});
@@ -441,6 +443,19 @@ std::uint64_t LeaseCore::release_all() {
   return released;
 }
 
+std::uint64_t LeaseCore::renew_or_expire(double now_s, const std::function<bool(WorkerId)>& is_alive) {
+  for (const LeaseId id : leases_.expired_before(now_s)) {
+    const LiveLease* lease = leases_.find(id);
+    if (!is_alive(lease->record.worker)) continue;
+    // A term may be shorter than the time since the last call, so one renewal may not suffice.
+    for (double expired_s; (expired_s = lease->record.expires_unix_s) < now_s;) {
+      renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expired_s);
+      if (!(lease->record.expires_unix_s > expired_s)) break;  // the lease has reached its maximum term
+    }
+  }
+  return expire(now_s);
+}
+
 std::uint64_t LeaseCore::expire(double now_s) {
   leases_.advance_to(now_s);
   std::vector<LiveLease> ended;
@@ -448,7 +463,7 @@ std::uint64_t LeaseCore::expire(double now_s) {
   std::map<std::pair<WorkerId, double>, std::uint64_t> batches;
   for (const LiveLease* lease; (lease = leases_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;)
     ended.push_back(end_lease(lease->record.id, LeaseState::kExpired));
-  std::ranges::sort(ended, {}, [](const LiveLease& lease) { return lease.record.id; });
+  std::ranges::sort(ended, {}, [](const LiveLease& lease) { return lease.record.id; });  // in the order of the grants
   for (const LiveLease& lease : ended) {
     const LeaseRecord& record = lease.record;
     ++batches[{record.worker, record.granted_unix_s}];
@@ -483,12 +498,11 @@ std::uint64_t LeaseCore::extend_all_leases(double extend_by_s, double now_s) {
   // The pause does not count as time with leases, nor does the time before it since a worker's latest result.
   for (auto& [id, worker] : workers_) worker.counted_until_s = now_s;
   if (pauses_.size() == kPausesMax) pauses_.pop_front();
-  pauses_.emplace_back(now_s, extend_by_s);
+  pauses_.push_back({.ended_s = now_s, .length_s = extend_by_s});
   return leases_.size();
 }
 
 const LiveLease* LeaseCore::find(LeaseId lease) const { return leases_.find(lease); }
-const LiveLease* LeaseCore::first_to_expire() const { return leases_.first_to_expire(); }
 std::uint64_t LeaseCore::leases_held(WorkerId worker) const { return leases_.leases_of(worker).size(); }
 
 std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s) {

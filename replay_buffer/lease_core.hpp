@@ -67,7 +67,7 @@ struct UnproductiveWorker {
 // A worker's lapses. A lapse is a batch of leases (one grant) of which more expired together than had brought results,
 // or that the worker held when it was lost.
 struct Lapses {
-  std::uint32_t weight = 0;   // rises with each lapse, falls with each submitted batch (rules.hpp, lapse_weight)
+  std::uint32_t weight = 0;   // rises with each lapse, falls with each submitted batch (rules.hpp, weight_after_lapse)
   std::uint32_t batches = 0;  // number of lapses
   friend bool operator==(const Lapses&, const Lapses&) = default;
 };
@@ -165,8 +165,8 @@ class LeaseCore {
   // does.
   std::vector<LiveLease> grant(const GrantRequest& request, std::uint64_t step, double now_s);
 
-  // The lease's result is stored and now waits in the buffer. `lease` must be live. Returns the seconds for which the
-  // worker held leases since its previous result.
+  // The lease's result is stored and now waits in the buffer. `lease` must be live. Returns for how many seconds the
+  // worker has held leases since its previous result, so that no time is counted twice.
   double settle(LeaseId lease, const StoredResult& result, double now_s);
   // The lease's result was refused, so its group returns to the pool. `lease` must be live.
   void refuse(LeaseId lease, std::uint64_t tokens_longest, double now_s);
@@ -194,14 +194,15 @@ class LeaseCore {
   std::uint64_t release_all();
   // Ends leases whose time has run out; their groups return to the pool. Returns the number of leases.
   std::uint64_t expire(double now_s);
+  // expire() for a caller without heartbeats (the simulator, the prediction of idle time). An expired lease of a worker
+  // for which `is_alive` holds is renewed, as if the worker had just reported progress, up to the lease's maximum term.
+  std::uint64_t renew_or_expire(double now_s, const std::function<bool(WorkerId)>& is_alive);
   // Extends all live leases by `extend_by_s`, a time until now in which no result could be submitted, because the
   // learner paused. Returns how many.
   std::uint64_t extend_all_leases(double extend_by_s, double now_s);
 
   // --- Questions ------------------------------------------------------------------------------------------------
   const LiveLease* find(LeaseId lease) const;  // null unless live; valid until the next event
-  // The lease that expires first; null if there is none.
-  const LiveLease* first_to_expire() const;
   // Trajectories of awaited leases that would be too stale for every later batch if the learner trained now (rules.hpp,
   // stranded).
   std::uint64_t stranded_by_next_step(std::uint64_t step, double now_s);
@@ -213,8 +214,9 @@ class LeaseCore {
   std::optional<double> too_slow_batch_seconds(WorkerId worker) const;
   // Whether the worker's last grant() was empty although it held nothing, because there was no work for any worker.
   bool was_turned_away(WorkerId worker) const;
-  // Seconds since the last call for which the worker had asked for work and there was none for it, because of pacing or
-  // of its share. If a part of its capacity was without work, that part of the time counts. Changes the count only.
+  // How long, since the last call, the worker has wanted work and there was none for it, because of pacing or of its
+  // share of the stock. While only a part of its capacity is without work, that part of the time counts. Decides
+  // nothing.
   double take_seconds_without_work(WorkerId worker, double now_s);
   std::vector<SetAsideGroup> newly_set_aside();          // groups set aside since the last call
   std::vector<UnproductiveWorker> newly_unproductive();  // workers found unproductive since the last call
@@ -223,7 +225,7 @@ class LeaseCore {
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
   // Steps in which a pacing bound, S or L, kept workers from work.
-  const LimitedStepCounter& bound() const { return limited_steps_; }
+  const LimitedStepCounter& limited_steps() const { return limited_steps_; }
   Version version_min(std::uint64_t step) const;  // the oldest version that is fresh enough at the step
 
   void check() const { leases_.check(); }  // LeaseTable::check
@@ -233,10 +235,13 @@ class LeaseCore {
     WorkerPace pace;
     bool too_slow = false, turned_away = false;  // results of its last request, see the questions above
     std::uint64_t group_allowance = 0;           // groups that it may hold, by its earlier results
-    // Since share_begun_s, share_without_work of its capacity has had no work. seconds_without_work counts the time
-    // before, weighted by the share.
+    // Since share_begun_s, this share of its capacity has had no work. seconds_without_work counts the time before,
+    // each second with the share of then.
     double share_without_work = 0, share_begun_s = 0, seconds_without_work = 0;
     double counted_until_s = 0;  // settle() has counted the time with leases before this time
+  };
+  struct Pause {  // of the learner
+    double ended_s, length_s;
   };
   // The changes since begin(), and the functions that undo them.
   struct Recording {
@@ -281,7 +286,7 @@ class LeaseCore {
   FleetPaces paces_;                              // the paces of the workers in workers_
   std::map<WorkerId, Lapses> lapses_;             // only workers with lapses
   std::optional<double> version_usable_s_;        // duration of the S + 1 steps that may train on work granted now
-  std::deque<std::pair<double, double>> pauses_;  // end and length of each pause that extend_all_leases() recorded
+  std::deque<Pause> pauses_;                      // recorded by extend_all_leases()
   LimitedStepCounter limited_steps_;
   std::vector<SetAsideGroup> newly_set_aside_;
   std::vector<UnproductiveWorker> newly_unproductive_;

@@ -139,6 +139,7 @@ Status LeaseJournal::write(const change::GroupSetAside& change) {
 }
 
 Status LeaseJournal::write(const change::Lapsed& change) {
+  // The last two columns: no misconduct, if the row is new.
   ECHO_TRY(
       db_.run("INSERT INTO worker VALUES(?1, ?2, ?3, 0, 0) ON CONFLICT(worker) DO UPDATE SET lapses = excluded.lapses, "
               "batches = excluded.batches",
@@ -147,6 +148,7 @@ Status LeaseJournal::write(const change::Lapsed& change) {
 }
 
 Status LeaseJournal::write_misconduct(WorkerId worker, const Misconduct& misconduct) {
+  // The zeros: no lapses, if the row is new.
   ECHO_TRY(
       db_.run("INSERT INTO worker VALUES(?1, 0, 0, ?2, ?3) ON CONFLICT(worker) DO UPDATE SET malformed = "
               "excluded.malformed, failures = excluded.failures",

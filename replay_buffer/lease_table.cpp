@@ -77,6 +77,15 @@ const LiveLease* LeaseTable::first_to_expire() const {
   return by_expiry_.empty() ? nullptr : find(by_expiry_.begin()->second);
 }
 
+std::vector<LeaseId> LeaseTable::expired_before(double now_s) const {
+  std::vector<LeaseId> expired;
+  for (const auto& [expires_s, id] : by_expiry_) {
+    if (expires_s >= now_s) break;
+    expired.push_back(id);
+  }
+  return expired;
+}
+
 const std::set<LeaseId>& LeaseTable::leases_of(WorkerId worker) const {
   static const std::set<LeaseId> kNone;
   const auto it = by_worker_.find(worker);

@@ -34,7 +34,8 @@ class LeaseTable {
   void add(LiveLease lease);
   LiveLease remove(LeaseId id);  // must be live
   const LiveLease* find(LeaseId id) const;
-  const LiveLease* first_to_expire() const;  // null if there is none
+  const LiveLease* first_to_expire() const;                 // null if there is none
+  std::vector<LeaseId> expired_before(double now_s) const;  // in order of their expiries
   const std::set<LeaseId>& leases_of(WorkerId worker) const;
   std::size_t size() const { return leases_.size(); }
 

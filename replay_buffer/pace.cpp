@@ -16,7 +16,7 @@ void WorkerPace::record_result(double granted_unix_s, double now_unix_s, std::ui
                             [&](const Batch& earlier) { return earlier.granted_unix_s == granted_unix_s; });
   if (batch == batches_.end()) {
     if (batches_.size() == kBatchesMax) batches_.pop_front();
-    batch = batches_.insert(batches_.end(), Batch{granted_unix_s, 0, 0, 0});
+    batch = batches_.insert(batches_.end(), Batch{.granted_unix_s = granted_unix_s});
   }
   batch->seconds = std::max({batch->seconds, now_unix_s - granted_unix_s, kBatchSecondsMin});
   batch->groups += tokens > 0 ? 1 : 0;

@@ -15,10 +15,11 @@ struct StepsAllowed {
 };
 
 StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
-  constexpr std::uint64_t kStepsNewerMax = 1u << 30;  // so that the product in room() does not overflow
+  // So that the product in room() does not overflow.
+  constexpr std::uint64_t kStepsNewerMax = 1u << 30, kStepsMax = UINT32_MAX;
   StepsAllowed allowed{.by_budget = 0,
                        .by_lookahead = std::uint64_t{pacing.staleness.lookahead_steps()} + 1,
-                       .by_run = UINT32_MAX};  // no limit
+                       .by_run = kStepsMax};  // no limit
   if (version.value >= step)
     allowed.by_budget = std::min<std::uint64_t>(version.value - step, kStepsNewerMax) + pacing.staleness.budget + 1;
   else if (admissible(step, version, pacing.staleness.budget))
@@ -97,14 +98,15 @@ double patience_seconds(const LeaseLength& length, std::optional<double> batch_s
                         std::optional<double> median_batch_seconds, std::optional<double> usable_s) {
   constexpr double kPatienceMinS = 1;      // margin for a busy machine or network
   constexpr double kMeasuredFactor = 2.5;  // times the worker's own time from grant to result
-  constexpr double kUnmeasuredFactor = 4;  // times the median of the measured workers
+  constexpr double kUnmeasuredFactor = 4;  // times the measured workers' median: this one may be slower than they are
   const double max_s = seconds(length.limits.max);
   double patience_s = std::min(seconds(length.limits.first), max_s);
   if (batch_seconds)
     patience_s = std::min(kMeasuredFactor * *batch_seconds, max_s);
   else if (median_batch_seconds)
     patience_s = std::min(kUnmeasuredFactor * *median_batch_seconds, patience_s);
-  return std::max(std::min(kPatienceMinS, max_s), std::min(patience_s, usable_s.value_or(patience_s)));
+  if (usable_s) patience_s = std::min(patience_s, *usable_s);
+  return std::max(patience_s, std::min(kPatienceMinS, max_s));
 }
 
 double renewed_expiry(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
@@ -113,13 +115,13 @@ double renewed_expiry(const LeaseLength& length, double granted_unix_s, double n
 
 bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds,
                         double step_seconds) {
-  if (version.value >= step) return batch_seconds <= (pacing.staleness.budget + 1.0) * step_seconds;
-  const double age = static_cast<double>(step - version.value);
+  const double age = version.value >= step ? 0 : static_cast<double>(step - version.value);
   return batch_seconds <= (pacing.staleness.budget + 1.0 - age) * step_seconds;
 }
 
 std::uint64_t groups_held_max(std::uint64_t stock_groups, double groups_per_s, double fleet_groups_per_s) {
-  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, stock_groups);  // no rate is known: no limit
+  // No rate is known: the worker may hold the whole stock.
+  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, stock_groups);
   const double share = std::clamp(groups_per_s / fleet_groups_per_s, 0.0, 1.0);
   const double twice_share_groups = std::ceil(2 * share * static_cast<double>(stock_groups));
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(twice_share_groups));
@@ -149,10 +151,14 @@ double capped_rate(double rate, std::optional<double> median_rate) {
   return median_rate && *median_rate > 0 ? std::min(rate, kMediansMax * *median_rate) : rate;
 }
 
-double counted_work_seconds(double reported_s, double leased_s) { return std::max(reported_s, leased_s / 2); }
+double counted_work_seconds(double reported_s, double leased_s) {
+  // A worker that reports too little work looks fast. Half of its time with leases limits that to a factor of two.
+  return std::max(reported_s, leased_s / 2);
+}
 
-std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
-  constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;  // how much one lapsed batch counts
+std::uint32_t weight_after_lapse(std::uint32_t weight, LapseKind kind) {
+  // A lost worker counts half, because honest workers are lost too.
+  constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;
   return weight + (kind == LapseKind::kExpired ? kExpiredWeight : kLostWeight);
 }
 

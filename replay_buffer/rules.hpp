@@ -149,9 +149,9 @@ double counted_work_seconds(double reported_s, double leased_s);
 
 // Why a batch of leases lapsed: leases expired, or the worker was lost, which also happens to honest workers.
 enum class LapseKind { kExpired, kLost };
-// The weight of a worker's lapses after one more: an expired batch adds 4, a lost one 2. Each batch with
-// a result takes 1.
-std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind);
+// The weight of a worker's lapses after one more: an expired batch adds 4, so that one batch in five may expire (each
+// batch with a result takes 1); a lost one adds 2.
+std::uint32_t weight_after_lapse(std::uint32_t weight, LapseKind kind);
 // From this weight on a worker counts as unproductive (LeaseCore::newly_unproductive): five batches expired in a row.
 inline constexpr std::uint32_t kLapseWeightMax = 20;
 

@@ -122,6 +122,7 @@ class Database {
     bind(statement, index, std::string_view(text));
   }
   static void bind(sqlite3_stmt* statement, int index, Blob blob) {
+    // A null pointer would bind NULL instead of an empty BLOB.
     sqlite3_bind_blob64(statement, index, blob.bytes.empty() ? "" : blob.bytes.data(), blob.bytes.size(),
                         SQLITE_STATIC);
   }

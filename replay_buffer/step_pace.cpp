@@ -22,8 +22,9 @@ void StepPace::end_wait(double now_s) {
 void StepPace::exclude_pause(double pause_s) { excluded_s_ += pause_s; }
 
 void StepPace::end_step(double now_s) {
+  const double excluded_s = std::exchange(excluded_s_, 0);  // before the first step, too
   if (step_began_s_ && now_s > *step_began_s_) {
-    const double step_s = std::max(0.0, now_s - *step_began_s_ - std::exchange(excluded_s_, 0));
+    const double step_s = std::max(0.0, now_s - *step_began_s_ - excluded_s);
     seconds_ = seconds_ ? kEarlierWeight * *seconds_ + (1 - kEarlierWeight) * step_s : step_s;
   }
   step_began_s_ = now_s;

@@ -37,8 +37,8 @@ class Store {
 
   std::unique_ptr<Database> database;
   BufferOptions options;
-  // The groups in the file that were neither consumed nor dropped.
-  WaitingGroups waiting{0};
+  // The groups in the file that were neither consumed nor dropped. load_waiting() sets the group size.
+  WaitingGroups waiting{/*group_size=*/0};
   // Called after a commit that put a discarded group into the table `pool`, so that it is leased again.
   std::function<void(GroupId)> on_discard = [](GroupId) {};
   // Totals of the stored data. insert() updates them, so a rollback must restore the earlier value.

@@ -107,7 +107,9 @@ Result<StoredCounts> StoredBuffer::counts() {
   ECHO_TRY(database_->each(
       "SELECT (SELECT count(*) FROM trajectory), (SELECT count(*) FROM groups), (SELECT count(*) FROM set_aside)",
       [&](const Row& row) {
-        counts.trajectories = row.integer(0), counts.groups = row.integer(1), counts.set_aside = row.integer(2);
+        counts.trajectories = row.integer(0);
+        counts.groups = row.integer(1);
+        counts.set_aside = row.integer(2);
       }));
   ECHO_TRY(database_->each("SELECT key, value FROM meta WHERE key IN ('group_size', 'pruned_consumed')",
                            [&](const Row& row) {

@@ -28,7 +28,7 @@ class BroadcastSimulation final : public FleetObserver {
   }
   Result<BroadcastResult> run();
 
-  void on_delivered(std::size_t worker, const act::Deliver& delivery) override;
+  void on_delivered(std::size_t worker, const act::DeliverPublication& delivery) override;
 
  private:
   static WorldOptions world_options(const BroadcastScenario& scenario);
@@ -42,7 +42,7 @@ class BroadcastSimulation final : public FleetObserver {
   void add_worker();
   void publish(std::size_t index);
   bool is_alive(std::size_t i) const { return world_.is_alive(fleet_.worker(i).host); }
-  bool has_installed(std::size_t i, Version version) const {  // or a newer one
+  bool has_installed(std::size_t i, Version version) const {  // this version or a newer one
     const auto& installed = fleet_.worker(i).installed;
     return installed && installed->version >= version;
   }
@@ -91,9 +91,8 @@ FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenari
   options.learner.chooses_policy = scenario.chooses_topology;
   options.learner.chain_rate = scenario.chain_rate;
   // The learner then always plans as many whole chains as its true uplink can feed, at least one.
-  options.learner.uplink_min =
-      BitRate{scenario.chain_rate.bits_per_s *
-              std::max(1.0, std::floor(scenario.learner_up.bits_per_s / scenario.chain_rate.bits_per_s))};
+  const double whole_chains = std::floor(scenario.learner_up.bits_per_s / scenario.chain_rate.bits_per_s);
+  options.learner.uplink_min = BitRate{scenario.chain_rate.bits_per_s * std::max(1.0, whole_chains)};
   options.learner.heartbeat = scenario.heartbeat;
   options.learner.network.heartbeat_timeout = kHeartbeatsPerTimeout * scenario.heartbeat;
   options.learner.network.quorum = scenario.quorum;
@@ -131,7 +130,7 @@ void BroadcastSimulation::publish(std::size_t index) {
   fleet_.publish(spec);
 }
 
-void BroadcastSimulation::on_delivered(std::size_t worker, const act::Deliver& delivery) {
+void BroadcastSimulation::on_delivered(std::size_t worker, const act::DeliverPublication& delivery) {
   const Publication& publication = delivery.publication;
   result_.chunks_delivered += publication.payload.pieces().size();
   if (!fleet_.published_content().matches({publication.version, publication.base}, publication.policy_digest,
@@ -208,7 +207,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     world_.run_at(world_.now() + kJoinInterval * static_cast<std::int64_t>(i), [this] { add_worker(); });
   world_.run(world_.now() + kJoinInterval * static_cast<std::int64_t>(scenario_.workers));
   world_.run(world_.now() + kJoinTimeMax, [&] { return all_joined(); });
-  // Topology messages may still be in flight. They need many link delays, and the cores' timers up to one second.
+  // The topology is not final yet: its messages need some link delays, and the cores' timers up to one second.
   world_.run(world_.now() + std::chrono::seconds(1) + 20 * (scenario_.delay + scenario_.jitter));
   if (!all_joined())
     return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.application_error());
@@ -249,8 +248,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     schedule(kill.at, [this, kill] { fleet_.kill_worker(kill.worker, kill.death); });
   for (const Duration when : scenario_.corruptions)
     schedule(when, [this] {
-      // Corrupts the next message of at least this size; only chunks are that large.
-      world_.corrupt_next(fleet_.worker(0).host, std::min<std::uint64_t>(kChunkBytesMin, scenario_.chunk.count));
+      world_.corrupt_next(fleet_.worker(0).host, kChunkBytesMin);  // only a chunk is so large
     });
   if (scenario_.replace_every) world_.run_at(start + *scenario_.replace_every, [this] { replace_forwarding_worker(); });
   const Version last_version{scenario_.publications - 1};
@@ -260,7 +258,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     if (events_left > 0 || !live_workers_have(last_version)) return false;
     if (!all_installed_at) all_installed_at = world_.now();
     // T_b, the time until the quorum has installed, is never reported if workers of the quorum have died. So the wait
-    // for it ends after a second.
+    // for the report ends after a second.
     const bool reported = !fleet_.reports().empty() && fleet_.reports().back().version >= last_version;
     return reported || world_.now() > *all_installed_at + std::chrono::seconds(1);
   };

@@ -20,7 +20,7 @@ struct WorkerKill {
 
 struct BroadcastScenario {
   std::size_t workers = 1;           // present from the start
-  std::vector<Duration> late_joins;  // times after the first publication; one more worker joins at each
+  std::vector<Duration> late_joins;  // times after the first publication at which one more worker joins
   BitRate learner_up = BitRate::from_mbit_per_s(24);  // the learner's uplink
   overlay::LinkLimits worker_link;                    // for workers without an entry in worker_links
   std::vector<overlay::LinkLimits> worker_links;      // links of the first workers, in the order of joining
@@ -42,7 +42,8 @@ struct BroadcastScenario {
   // one, and publish_every runs from that time.
   bool one_at_a_time = false;
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
-  // True: `topology` is only the first one. The learner changes to another if it expects that to be clearly faster.
+  // True: `topology` is only the first one. The learner changes to another topology that it expects to be clearly
+  // faster.
   bool chooses_topology = false;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // planned rate of a chain
   double quorum = 0.9;
@@ -52,7 +53,7 @@ struct BroadcastScenario {
   // At this interval, a random forwarding worker dies and a new one joins, until the last publication.
   std::optional<Duration> replace_every;
   Death replacement_death = Death::kCrash;
-  std::size_t poisoners = 0;     // number of forwarding workers that flip bits
+  std::size_t poisoners = 0;     // number of forwarding workers that corrupt chunks
   double poisoned_share = 0.01;  // share of their forwarded chunks in which they flip one bit
   // Times after the first publication. At each, the next chunk that the first worker forwards is corrupted.
   std::vector<Duration> corruptions;
@@ -65,7 +66,7 @@ struct PublicationTimes {
   // Time from publication until the quorum had installed the version, as the learner measured it. Absent if the quorum
   // was never reached.
   std::optional<Duration> t_b;
-  // Per worker: the time from publication until it, or a newer version, was installed.
+  // Per worker: the time from publication until this version or a newer one was installed.
   std::vector<std::pair<WorkerId, Duration>> completions;
   Duration last() const;  // the longest of the completions
 };

@@ -66,7 +66,7 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
   if (auto* spool = std::get_if<act::Spool>(&action)) {
     Status status = write(*spool, now);
     has_write_failed_ = has_write_failed_ || !status;
-    if (!spool->chunk) return std::monostate{};  // a record without a chunk, of which the core is not told
+    if (!spool->chunk) return std::monostate{};  // a record without a chunk: the core expects no answer
     return Spooled{spool->publication, *spool->chunk, std::move(status)};
   }
   if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action))
@@ -153,11 +153,11 @@ void Disk::lose_unsynced_data(Spool& spool, TimePoint now) {
     spool.log.resize(bytes_kept);
     // In a third of the cases, the file system has allocated the lost blocks without writing them: they hold old data.
     if (random_.below(3) == 0) spool.log += random_text(lost_bytes);
-    spool.log_writes.emplace_back(spool.log.size(), now);
+    spool.log_writes.emplace_back(spool.log.size(), now);  // the rest of the log counts as one write
   }
   for (auto it = spool.payload.begin(); it != spool.payload.end();) {
     Slice& data = it->second.data;
-    // A quarter of the unsynced pieces is lost, and a quarter is torn.
+    // A quarter of the unsynced pieces is lost, a quarter is torn, and half is undamaged.
     constexpr std::uint64_t kUndamaged = 0, kLost = 1, kTorn = 2, kFates = 4;
     const std::uint64_t fate = is_synced(it->second.written) ? kUndamaged : random_.below(kFates);
     if (fate == kLost) {

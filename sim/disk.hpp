@@ -109,8 +109,8 @@ class Disk {
   TimePoint free_at_{};  // when the last queued operation is complete
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
-  std::uint64_t bytes_ = 0;             // of payload
-  std::uint64_t unrecorded_bytes_ = 0;  // of these, without a record
+  std::uint64_t bytes_ = 0;             // of the payload of all spools
+  std::uint64_t unrecorded_bytes_ = 0;  // the part of bytes_ whose records are lost
   bool has_write_failed_ = false, is_corrupted_ = false;
 };
 

@@ -18,14 +18,14 @@ constexpr double kZ95 = 1.6448536269514722;  // the standard normal's 95th perce
 // The functions below compute series from + - * /, frexp, ldexp, floor and sqrt only, which give the same bits on all
 // machines.
 
-// x = m * 2^exponent, and log(m) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1). m is `mantissa`.
+// x = m * 2^exponent, where m is `mantissa`. log(m) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1).
 double portable_log(double x) {
   ECHO_CHECK(x > 0 && std::isfinite(x), "the logarithm of {}", x);
   int exponent = 0;
   double mantissa = std::frexp(x, &exponent);
   if (mantissa < kSqrtHalf) mantissa *= 2, --exponent;
   const double s = (mantissa - 1) / (mantissa + 1), s_squared = s * s;
-  double sum = 0;  // |s| <= 0.1716: 14 terms exceed a double's precision
+  double sum = 0;  // |s| <= 0.1716: 14 terms give a double's full precision
   for (int k = 13; k >= 0; --k) sum = sum * s_squared + 1.0 / (2 * k + 1);
   return exponent * kLn2 + 2 * s * sum;
 }
@@ -34,7 +34,7 @@ double portable_log(double x) {
 double portable_exp(double x) {
   ECHO_CHECK(x >= -700 && x <= 700, "e to the {}", x);
   const double exponent = std::floor(x / kLn2 + 0.5), reduced = x - exponent * kLn2;
-  double sum = 1;  // |reduced| <= 0.35: 16 terms exceed a double's precision
+  double sum = 1;  // |reduced| <= 0.35: 16 terms give a double's full precision
   for (int k = 16; k >= 1; --k) sum = 1 + sum * reduced / k;
   return std::ldexp(sum, static_cast<int>(exponent));
 }

@@ -30,24 +30,31 @@ class EventQueue {
                      .generation = generation});
     std::size_t hole = heap_.size() - 1;  // moves up, past each parent that is later than the event
     const Event event = heap_[hole];
-    for (std::size_t parent; hole > 0 && is_before(event, heap_[parent = (hole - 1) / kChildren]); hole = parent)
+    while (hole > 0) {
+      const std::size_t parent = (hole - 1) / kChildren;
+      if (!is_before(event, heap_[parent])) break;
       heap_[hole] = heap_[parent];
+      hole = parent;
+    }
     heap_[hole] = event;
   }
 
   // Removes and returns the first event; the queue must not be empty. This leaves a hole at the root. The hole moves
-  // down to its earliest child, again and again, until `last`, the heap's last event, may take its place.
+  // down to its earliest child, again and again, until the heap's last event may take its place.
   Event pop() {
     const Event first = heap_.front(), last = heap_.back();
     heap_.pop_back();
     const std::size_t size = heap_.size();
     std::size_t hole = 0;
-    for (std::size_t child; size > 0 && (child = hole * kChildren + 1) < size; hole = child) {
-      const std::size_t end = std::min(child + kChildren, size);
-      for (std::size_t sibling = child + 1; sibling < end; ++sibling)
-        if (is_before(heap_[sibling], heap_[child])) child = sibling;
-      if (!is_before(heap_[child], last)) break;
-      heap_[hole] = heap_[child];
+    for (;;) {
+      const std::size_t first_child = hole * kChildren + 1, end = std::min(first_child + kChildren, size);
+      if (first_child >= size) break;
+      std::size_t earliest = first_child;
+      for (std::size_t child = first_child + 1; child < end; ++child)
+        if (is_before(heap_[child], heap_[earliest])) earliest = child;
+      if (!is_before(heap_[earliest], last)) break;
+      heap_[hole] = heap_[earliest];
+      hole = earliest;
     }
     if (size > 0) heap_[hole] = last;
     return first;

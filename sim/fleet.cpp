@@ -36,7 +36,7 @@ Fleet::Fleet(World& world, const FleetOptions& options)
   accomplice_state_->checker = identities_.checker();
   world_.set_authority({kRunId, authority().public_key()});
   const LearnerOptions& learner = options_.learner;
-  learner_machine_.host = world_.add_host(learner.link, learner.clock_skew, learner.regions.learner);
+  learner_machine_.host = world_.add_host(learner.link, learner.clock_skew, learner.regions.learner_region);
   learner_machine_.unix_origin_s = world_.unix_origin_s(learner_machine_.host);
 }
 
@@ -48,6 +48,7 @@ trust::SigningKey Fleet::new_key() {
   return trust::SigningKey(seed);
 }
 
+// Stands for the digest of a policy. Workers only compare digests, so any unique value will do.
 Digest Fleet::new_digest(Version version) {
   Digest digest;
   const std::uint64_t words[2] = {version.value, random_.next()};
@@ -95,7 +96,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   const LearnerOptions& options = options_.learner;
   learner_machine_.unix_origin_s = world_.unix_origin_s(learner_machine_.host);
   LearnerConfig config;
-  static_cast<overlay::LearnerRules&>(config) = options;
+  static_cast<overlay::LearnerRules&>(config) = options;  // the options that real learners have too
   config.core = core_options(learner_machine_.host, options.limits);
   config.self = world_.endpoint_of(learner_machine_.host);
   config.authority = identities_.authority();
@@ -135,27 +136,27 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
 }
 
 void Fleet::on_learner_action(Action&& action) {
-  if (auto* done = std::get_if<act::BroadcastDone>(&action)) {
+  if (auto* done = std::get_if<act::ReportBroadcast>(&action)) {
     learner_machine_.reports.push_back(std::move(done->report));
-  } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
+  } else if (const auto* acked = std::get_if<act::ReportInstalled>(&action)) {
     const Digest* digest = policies_.find(acked->version);
     const auto worker = worker_with_id(acked->worker);
     if (worker && !workers_[*worker].options.malice.any() && (!digest || *digest != acked->policy_digest))
       application_error_ =
           fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
-  } else if (const auto* need = std::get_if<act::NeedCatchUp>(&action)) {
+  } else if (const auto* need = std::get_if<act::RequestCatchUp>(&action)) {
     ++(need->from ? learner_machine_.deltas_requested : learner_machine_.snapshots_requested);
     world_.run_at(world_.now() + options_.learner.snapshot_encode_time,
                   [this, need = *need, start = learner_machine_.starts] { provide_catch_up(need, start); });
-  } else if (const auto* message = std::get_if<act::MessageFrom>(&action)) {
+  } else if (const auto* message = std::get_if<act::DeliverWorkerMessage>(&action)) {
     on_message(message->worker, message->bytes);
-  } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
+  } else if (const auto* changed = std::get_if<act::ReportTopology>(&action)) {
     if (observer_) observer_->on_topology(changed->topology);
-  } else if (const auto* joined = std::get_if<act::Joined>(&action)) {
+  } else if (const auto* joined = std::get_if<act::ReportWorkerJoined>(&action)) {
     if (observer_) observer_->on_joined(joined->member.id);
-  } else if (const auto* away = std::get_if<act::WorkerAway>(&action)) {
+  } else if (const auto* away = std::get_if<act::ReportWorkerAway>(&action)) {
     if (observer_) observer_->on_away(away->worker, away->reason);
-  } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
+  } else if (const auto* lost = std::get_if<act::ReportWorkerLost>(&action)) {
     const auto worker = worker_with_id(lost->worker);
     workers_.mark_lost(lost->worker);
     if (worker && is_expelled_for_messages(lost->reason)) workers_[*worker].expelled = true;
@@ -183,7 +184,7 @@ void Fleet::end_run() {
   world_.stop(learner_machine_.host);
 }
 
-// Its base must be published.
+// The base in `key` must be published.
 Announcement Fleet::announcement_of(const PublicationKey& key) {
   Announcement announcement;
   announcement.run_id = kRunId;
@@ -222,7 +223,7 @@ void Fleet::publish(const PublishSpec& spec) {
   encode(pending);
 }
 
-// Adds the next piece; closes the publication after the last one.
+// Adds the next piece of the publication, and closes the publication after the last piece.
 void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
   PendingPublication& publication = *pending;
   if (!learner() || learner_machine_.starts != publication.learner_start) return;
@@ -260,9 +261,11 @@ void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
   ECHO_CHECK(manifest.has_value());
   published_content_.close(id, publication.digest);
   const Version version = publication.sealer->announcement().key.version;
-  if (!publication.catch_up)
-    policies_.finish(version, publication.digest, publication.spec.bytes, options_.learner.folded_deltas_max + 1);
+  // One publication more than a fold has deltas: it may finish between the request for the fold and its encoding.
+  const std::size_t recent_max = options_.learner.folded_deltas_max + 1;
+  if (!publication.catch_up) policies_.finish(version, publication.digest, publication.spec.bytes, recent_max);
   world_.call(learner_machine_.host, [&](TimePoint now) {
+    // kNotFound: the learner has dropped the publication, because its store has no room.
     const Status finish_status = learner()->finish(*manifest, signed_manifest, now);
     if (!finish_status && finish_status.error().code != Code::kNotFound)
       application_error_ = finish_status.error().message();
@@ -271,12 +274,12 @@ void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
 
 // Size of the snapshot, or of the fold (several deltas combined into one), that a worker needs to catch up. A fold is
 // as large as its deltas together.
-std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
+std::uint64_t Fleet::catch_up_bytes(const act::RequestCatchUp& need) const {
   if (!need.from) return options_.learner.snapshot_bytes;
   return std::max<std::uint64_t>(1, policies_.bytes_between(*need.from, need.current));
 }
 
-void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t learner_start) {
+void Fleet::provide_catch_up(const act::RequestCatchUp& need, std::uint64_t learner_start) {
   if (!learner() || learner_start != learner_machine_.starts) return;
   const Digest* policy = policies_.find(need.current);
   auto pending = std::make_shared<PendingPublication>();

@@ -23,20 +23,22 @@ struct LearnerOptions : overlay::LearnerRules {
   AccessLink link;
   overlay::LinkLimits limits;  // rates to which the core limits itself
   Duration clock_skew{};
-  Bytes store{1ull << 30};  // memory for publications
+  Bytes store{1ull << 30};  // memory for the learner's publications
   std::uint32_t chunk_bytes = 64 * 1024;
   bool durable = true;  // its state is on disk, so it survives a restart
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
   std::uint64_t snapshot_bytes = 200'000;  // of a snapshot for a worker that lacks its base
-  std::size_t folded_deltas_max = 0;       // most stored deltas that are combined into one for a worker that is behind
+  // Most stored deltas that are combined into one (a fold) for a worker that is behind.
+  std::size_t folded_deltas_max = 0;
 };
 
 struct FleetOptions {
   std::uint64_t seed = 1;
   LearnerOptions learner;
   Duration certificate_lifetime = std::chrono::hours(1);  // of workers that do not enrol
-  std::optional<Duration> message_interval;  // of each worker's application messages to the learner, which answers them
+  // Interval of each worker's application messages, which the learner answers. Absent: no messages.
+  std::optional<Duration> message_interval;
   // The links that the learner expects of a worker that states none; empty: not known.
   std::function<overlay::LinkLimits(const overlay::MemberInfo&)> links_of;
   bool fault_points = false;  // triggers rare but legal event orders inside the cores, by the seed
@@ -55,7 +57,8 @@ struct PublishSpec {
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
-  virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}  // it has a whole publication
+  // The worker has a whole publication.
+  virtual void on_delivered(std::size_t /*worker*/, const overlay::act::DeliverPublication&) {}
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
   virtual void on_new_identity(std::size_t /*worker*/, WorkerId) {}
   virtual void on_topology(const chains::Topology&) {}
@@ -138,14 +141,14 @@ class Fleet {
 
   void on_learner_action(overlay::Action&& action);
   void encode(const std::shared_ptr<PendingPublication>& pending);
-  void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t learner_start);
-  std::uint64_t catch_up_bytes(const overlay::act::NeedCatchUp& need) const;
+  void provide_catch_up(const overlay::act::RequestCatchUp& need, std::uint64_t learner_start);
+  std::uint64_t catch_up_bytes(const overlay::act::RequestCatchUp& need) const;
   overlay::Announcement announcement_of(const overlay::PublicationKey& key);
   void enrol(std::size_t i);
   void on_enrolled(std::size_t i, Result<overlay::WorkerState> result);
   void join(std::size_t i, overlay::WorkerState state);
   void on_member_action(std::size_t i, overlay::Action&& action);
-  void deliver(std::size_t i, overlay::act::Deliver deliver);
+  void deliver(std::size_t i, overlay::act::DeliverPublication deliver);
   void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool is_intact);
   void on_process_ended(std::size_t i, const std::string& reason);
   void send_periodic_message(std::size_t i);

@@ -37,17 +37,17 @@ struct FleetWorker {
   WorkerOptions options;
   HostId host;
   std::optional<overlay::trust::SigningKey> key;
-  std::optional<overlay::WorkerState> state;  // of the current process
-  bool should_run = true;                     // false: it is not restarted
-  bool expelled = false;                      // its identity is revoked
-  int replacements = 0;                       // new machines that it got
-  bool joined = false;                        // welcomed by the learner and not away
-  std::uint64_t processes = 0, enrolments = 0;
-  std::optional<overlay::Installed> installed, active;  // of the current process
-  std::optional<Version> delivered;                     // last delivered version
-  bool awaits_snapshot = false;                         // because an installation has failed
-  std::map<Version, TimePoint> installed_at;            // first time in any of its processes
-  std::string last_end_reason;
+  std::optional<overlay::WorkerState> state;                   // of the current process
+  bool should_run = true;                                      // false: it is not restarted
+  bool expelled = false;                                       // its identity is revoked
+  int replacements = 0;                                        // new machines that it got
+  bool joined = false;                                         // welcomed by the learner and not away
+  std::uint64_t processes = 0, enrolments = 0;                 // started; an enrolment is a process of its own
+  std::optional<overlay::Installed> installed, active;         // of the current process
+  std::optional<Version> delivered;                            // last delivered version
+  bool awaits_snapshot = false;                                // because an installation has failed
+  std::map<Version, TimePoint> installed_at;                   // first time in any of its processes
+  std::string last_end_reason;                                 // of its latest process that ended by itself
   std::uint64_t messages_sent = 0, last_answered_message = 0;  // by the current process; number of the last message
   WorkerId id() const { return state ? state->worker : WorkerId{}; }
 };
@@ -57,7 +57,8 @@ class WorkerTable {
  public:
   // Returns the worker's number.
   std::size_t add(const WorkerOptions& options, HostId host) {
-    const std::size_t worker = by_host_[host] = workers_.size();
+    const std::size_t worker = workers_.size();
+    by_host_[host] = worker;
     workers_.emplace_back();
     workers_.back().options = options;
     workers_.back().host = host;
@@ -89,16 +90,21 @@ class WorkerTable {
   std::deque<FleetWorker> workers_;
   std::map<HostId, std::size_t> by_host_;
   std::map<WorkerId, std::size_t> by_id_;
-  std::set<WorkerId> lost_;  // given up by any process of the learner
+  std::set<WorkerId> lost_;  // given up by the current or an earlier process of the learner
 };
 
-using MessageNumber = std::pair<std::uint64_t, std::uint64_t>;  // of a worker's process; of the message in it
+// Numbers an application message of a worker: by FleetWorker::processes, and by the messages that this process has
+// sent.
+struct MessageNumber {
+  std::uint64_t process = 0, message = 0;
+  auto operator<=>(const MessageNumber&) const = default;
+};
 
 struct LearnerMachine {
   HostId host;
   double unix_origin_s = 0;  // Unix time at virtual time zero, by the clock of the current process
-  std::uint64_t starts = 0;
-  bool should_run = true;  // false: the run has ended
+  std::uint64_t starts = 0;  // processes of the learner, with the current one
+  bool should_run = true;    // false: the run has ended
   std::vector<overlay::BroadcastReport> reports;
   std::uint64_t snapshots_requested = 0, deltas_requested = 0;
   std::map<WorkerId, MessageNumber> last_messages;  // the newest of each worker
@@ -112,11 +118,11 @@ class PublishedPolicies {
     is_publishing_ = false;
     recent_.clear();
   }
-  // Only `published` is left, without its newest `versions_lost` versions. One version always stays.
+  // Replaces all policies by `published` without its newest `versions_lost` versions. One version always stays.
   void restore(std::map<Version, overlay::Digest> published, std::uint64_t versions_lost);
   void begin() { is_publishing_ = true; }
   void abandon() { is_publishing_ = false; }
-  // The last `recent_max` publications are remembered with their sizes.
+  // Remembers the sizes of the last `recent_max` publications.
   void finish(Version version, const overlay::Digest& digest, std::uint64_t bytes, std::size_t recent_max);
   bool is_publishing() const { return is_publishing_; }
   std::optional<Version> newest() const {

@@ -23,9 +23,9 @@ Slice slice_of(const std::string& text) {
 
 // The numbers at the start of a message of send_periodic_message(). Zeros for another text.
 MessageNumber number_of(const std::string& text) {
-  unsigned long long process = 0, number = 0;
-  if (std::sscanf(text.c_str(), "%llu %llu", &process, &number) != 2) return {};
-  return {process, number};
+  unsigned long long process = 0, message = 0;
+  if (std::sscanf(text.c_str(), "%llu %llu", &process, &message) != 2) return {};
+  return {process, message};
 }
 
 }  // namespace
@@ -50,7 +50,8 @@ std::size_t Fleet::add_worker(const WorkerOptions& requested) {
 std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
   std::vector<WorkerId> parents;
   const LearnerCore* core = learner();
-  const auto parents_by_worker = core ? core->topology().parents() : decltype(core->topology().parents()){};
+  if (!core) return parents;
+  const auto parents_by_worker = core->topology().parents();
   if (const auto worker_parents = parents_by_worker.find(worker(i).id()); worker_parents != parents_by_worker.end())
     std::copy_if(worker_parents->second.begin(), worker_parents->second.end(), std::back_inserter(parents),
                  [](WorkerId parent) { return parent != kLearnerId; });
@@ -68,7 +69,7 @@ void Fleet::add_intruder(Duration request_interval) {
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   // A grant is the learner's permission to fetch from certain parents. The intruder has two: one that has expired, and
   // a valid one whose parent does not exist. The first names ids of workers that do not enrol, and ids that the learner
-  // gives to those that do.
+  // gives to those that do. Both grants are for the first stripe only.
   Grant expired;
   expired.run_id = kRunId;
   expired.child = id;
@@ -80,7 +81,7 @@ void Fleet::add_intruder(Duration request_interval) {
       expired.from.push_back({.parent = parent, .stripe_mask = 1});
   Grant for_absent_parent = expired;
   for_absent_parent.from = {Grant::From{.parent = WorkerId{RunIdentities::kFirstEnrolled - 1}, .stripe_mask = 1}};
-  for_absent_parent.expires_unix_ms = now_ms + 100 * kHourMs;
+  for_absent_parent.expires_unix_ms = now_ms + 100 * kHourMs;  // after the simulation's end
   const auto living_parents = [this] {
     std::vector<WorkerId> parents{kLearnerId};
     for (const FleetWorker& candidate : workers_)
@@ -122,9 +123,9 @@ void Fleet::start_worker(std::size_t i) {
   if (const auto& bytes = world_.disk(worker.host).state(); worker.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
     // The host needs a valid certificate to join; its dates are checked by the core.
-    const auto identity =
-        state ? trust::check_certificate(state->certificate, authority().public_key(), kRunId, std::nullopt)
-              : Result<trust::PeerIdentity>(state.error());
+    const auto identity = state ? trust::check_certificate(state->certificate, authority().public_key(), kRunId,
+                                                           /*now_unix_s=*/std::nullopt)
+                                : Result<trust::PeerIdentity>(state.error());
     if (identity) return join(i, std::move(*state));
     application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
@@ -158,7 +159,7 @@ void Fleet::enrol(std::size_t i) {
                      .instance = instance};
   auto process =
       std::make_unique<FleetProcess<EnrolCore>>(std::move(config), [this, i](EnrolCore& enrolment, Action&& action) {
-        if (std::holds_alternative<act::Disconnected>(action)) on_enrolled(i, enrolment.result());
+        if (std::holds_alternative<act::ReportEnd>(action)) on_enrolled(i, enrolment.result());
       });
   EnrolCore& core = process->core();
   world_.start(worker.host, std::move(process));
@@ -166,7 +167,7 @@ void Fleet::enrol(std::size_t i) {
 }
 
 void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result) {
-  // Later, because the process cannot be stopped while its core's actions are performed.
+  // Waits for the next event, because the process cannot be stopped while its core's actions are performed.
   world_.run_soon([this, i, process = workers_[i].processes, result = std::move(result)]() mutable {
     Worker& worker = workers_[i];
     if (!world_.is_alive(worker.host) || worker.processes != process) return;
@@ -258,23 +259,23 @@ void Fleet::on_process_ended(std::size_t i, const std::string& reason) {
 
 void Fleet::on_member_action(std::size_t i, Action&& action) {
   Worker& worker = workers_[i];
-  if (std::holds_alternative<act::Welcomed>(action)) {
+  if (std::holds_alternative<act::ReportWelcome>(action)) {
     worker.joined = true;
-  } else if (std::holds_alternative<act::Away>(action)) {
+  } else if (std::holds_alternative<act::ReportLearnerAway>(action)) {
     worker.joined = false;
-  } else if (const auto* message = std::get_if<act::Message>(&action)) {
+  } else if (const auto* message = std::get_if<act::DeliverLearnerMessage>(&action)) {
     on_answer(i, message->bytes);
-  } else if (auto* delivered = std::get_if<act::Deliver>(&action)) {
+  } else if (auto* delivered = std::get_if<act::DeliverPublication>(&action)) {
     deliver(i, std::move(*delivered));
-  } else if (const auto* disconnected = std::get_if<act::Disconnected>(&action)) {
+  } else if (const auto* disconnected = std::get_if<act::ReportEnd>(&action)) {
     world_.run_soon([this, i, process = worker.processes, reason = disconnected->reason] {
       if (workers_[i].processes == process && world_.is_alive(workers_[i].host)) on_process_ended(i, reason);
     });
   }
 }
 
-// Sends a numbered message, again and again. Between a worker and the learner, messages arrive complete, once and in
-// order, or not at all; on_message() and on_answer() check that.
+// Sends a numbered message at each `message_interval`. Between a worker and the learner, messages arrive complete, once
+// and in order, or not at all; on_message() and on_answer() check that.
 void Fleet::send_periodic_message(std::size_t i) {
   Worker& worker = workers_[i];
   world_.run_at(world_.now() + *options_.message_interval, [this, i] { send_periodic_message(i); });
@@ -282,7 +283,8 @@ void Fleet::send_periodic_message(std::size_t i) {
   if (!core || !worker.joined || messages_stopped_) return;
   std::string text = fmt::format("{} {} ", worker.processes, ++worker.messages_sent);
   constexpr std::uint64_t kUsualBytesMax = 2'000, kRareBytesMax = 1'000'000;
-  text.resize(text.size() + random_.below(random_.below(100) == 0 ? kRareBytesMax : kUsualBytesMax), '.');
+  const std::uint64_t padding_bytes_max = random_.below(100) == 0 ? kRareBytesMax : kUsualBytesMax;
+  text.resize(text.size() + random_.below(padding_bytes_max), '.');
   world_.call(worker.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
 }
 
@@ -301,14 +303,16 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
 
 void Fleet::on_answer(std::size_t i, const std::string& text) {
   Worker& worker = workers_[i];
-  const auto [process, number] = number_of(text);
-  if (number == 0 || (process == worker.processes && number <= worker.last_answered_message) ||
-      process > worker.processes)
+  const auto [process, message] = number_of(text);
+  // An answer to a message of an earlier process may still arrive. Messages are numbered from 1, so 0 is a damaged
+  // text.
+  const bool is_out_of_order = process == worker.processes && message <= worker.last_answered_message;
+  if (message == 0 || is_out_of_order || process > worker.processes)
     application_error_ = fmt::format("an answer to worker {} arrived out of order", i);
-  if (process == worker.processes) worker.last_answered_message = number;
+  if (process == worker.processes) worker.last_answered_message = message;
 }
 
-void Fleet::deliver(std::size_t i, act::Deliver delivery) {
+void Fleet::deliver(std::size_t i, act::DeliverPublication delivery) {
   Worker& worker = workers_[i];
   if (observer_) observer_->on_delivered(i, delivery);
   const Publication& publication = delivery.publication;
@@ -320,6 +324,7 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
         fmt::format("worker {} received version {} on {}, but has {}", i, publication.version, *publication.base,
                     worker.delivered ? fmt::format("version {}", *worker.delivered) : "nothing");
   worker.delivered = publication.version;
+  // Waits for the installation; the payload would occupy memory.
   Publication without_payload{.id = publication.id,
                               .version = publication.version,
                               .base = publication.base,

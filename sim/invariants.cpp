@@ -14,7 +14,7 @@ namespace {
 // its connections stopped reading.
 constexpr std::uint64_t kSlackChunks = 40;
 constexpr std::uint64_t kStepsPerStatisticsCheck = 256;
-// Bytes that an edge may carry twice when it opens or changes: two windows of data in flight.
+// Bytes that an edge may carry twice when it opens or changes: two windows of data in flight, each exceeded by a chunk.
 constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
 // Share of the learner's chunk bytes that children may receive twice, apart from those of changed edges.
 constexpr double kWastedShareMax = 0.02;
@@ -79,7 +79,8 @@ void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
   if (member) chunk_in_delivery_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
 }
 
-// Called after the child has checked the chunk. The chunk counts only if the child lacked it, and so checked its hash.
+// Called after the child has processed the chunk. The chunk counts only if the child lacked it: a child checks the hash
+// of no other chunk.
 void Invariants::count_bad_chunk(std::size_t child, const WorkerStats& stats) {
   if (!chunk_in_delivery_ || chunk_in_delivery_->child != child) return;
   if (stats.chunks_corrupt > chunk_in_delivery_->corrupt_chunks_before)
@@ -163,29 +164,32 @@ void Invariants::on_step(HostId host) {
   if (++steps_ % kStepsPerStatisticsCheck == 0) check_learner_statistics();
 }
 
-void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
-                              bool disk_failed) {
-  const std::uint64_t slack = limits.disk ? kSlackChunks * fleet_.chunk_bytes() : 0;
+void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory_bytes,
+                              std::uint64_t disk_bytes, bool disk_failed) {
+  const std::uint64_t slack_bytes = limits.disk ? kSlackChunks * fleet_.chunk_bytes() : 0;
   // Budgets count the content of chunks; on disk each has a header and a proof.
   const std::uint64_t chunk_head_bytes = (limits.disk_max.count / fleet_.chunk_bytes() + 1) * kChunkHeadBytesMax;
   // Data that the disk refused must be in memory, with the rest of its publication.
-  const std::uint64_t memory_max = limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
-  if (memory > memory_max + slack)
-    report_violation(
-        kBudget, fmt::format("worker {} holds {} bytes in memory, at most {} are allowed", worker, memory, memory_max));
-  if (disk > limits.disk_max.count + slack + chunk_head_bytes)
-    report_violation(kBudget, fmt::format("worker {} holds {} bytes on disk, at most {} are allowed", worker, disk,
-                                          limits.disk_max.count));
+  const std::uint64_t memory_bytes_max =
+      limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
+  if (memory_bytes > memory_bytes_max + slack_bytes)
+    report_violation(kBudget, fmt::format("worker {} holds {} bytes in memory, at most {} are allowed", worker,
+                                          memory_bytes, memory_bytes_max));
+  if (disk_bytes > limits.disk_max.count + slack_bytes + chunk_head_bytes)
+    report_violation(kBudget, fmt::format("worker {} holds {} bytes on disk, at most {} are allowed", worker,
+                                          disk_bytes, limits.disk_max.count));
 }
 
-void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) {
+void Invariants::on_delivered(std::size_t worker, const act::DeliverPublication& delivery) {
   ++counts_.deliveries;
   const Publication& publication = delivery.publication;
   const PublicationKey key{publication.version, publication.base};
   std::vector<Slice> pieces = publication.payload.pieces();
-  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).is_corrupted())
-    return;  // its application detects that
-  if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
+  if (delivery.spooled) {
+    const Disk& disk = world_.disk(fleet_.worker(worker).host);
+    if (disk.is_corrupted()) return;  // the worker's application detects that
+    pieces = disk.pieces(*delivery.spooled);
+  }
   if (fleet_.published_content().matches(key, publication.policy_digest, pieces)) return;
   std::uint64_t payload_bytes = 0;
   for (const Slice& piece : pieces) payload_bytes += piece.size();
@@ -224,7 +228,8 @@ void Invariants::on_topology(const chains::Topology& topology) {
       for (const WorkerId id : chain)
         if (!seen.insert(id).second) report_violation(kTree, fmt::format("worker {} is in the topology twice", id));
   }
-  // In trees a worker has several children, for a moment even those of a worker that has left, so there is no limit.
+  // In trees a worker has several children, for a moment even those of a worker that has left. So any number is
+  // allowed.
   const bool are_trees = topology.policy == chains::TopologyPolicy::kTrees;
   check_parents(topology.parents(), are_trees ? topology.size() : 1);
 }
@@ -286,8 +291,8 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   const auto worker = fleet_.worker_with_id(id);
   if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::is_expelled_for_messages(reason))
     return report_violation(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
-  const bool may_be_lost = reason.starts_with("it left") || reason.starts_with("expelled");
-  if (!worker || fleet_.worker(*worker).options.malice.any() || may_be_lost) return;
+  const bool left_or_expelled = reason.starts_with("it left") || reason.starts_with("expelled");
+  if (!worker || fleet_.worker(*worker).options.malice.any() || left_or_expelled) return;
   ++counts_.lost;
   const Duration away = world_.now() - presence_of_worker.away_since, away_max = fleet_.learner_options().away_max;
   if (presence_of_worker.connected)

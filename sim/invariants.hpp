@@ -26,7 +26,7 @@ class Invariants final : public Observer, public FleetObserver {
   // parent.
   static constexpr const char* kBlame = "blame";
   static constexpr const char* kSound = "sound";  // each core sends its application only valid events, in order
-  // A silent worker is reported away in time, and lost only after that.
+  // A worker is reported away only after enough silence, and lost only after it was away.
   static constexpr const char* kPresence = "presence";
   static constexpr const char* kLiveness = "liveness";  // in the end every worker has the newest version
   // No honest worker serves a peer that the learner did not assign to it as a child.
@@ -39,7 +39,7 @@ class Invariants final : public Observer, public FleetObserver {
 
   void on_frame(HostId from, HostId to, std::optional<WorkerId> certified_id, const overlay::Frame& frame) override;
   void on_step(HostId host) override;
-  void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
+  void on_delivered(std::size_t worker, const overlay::act::DeliverPublication& delivery) override;
   void on_activated(std::size_t worker, const overlay::Installed& active) override;
   void on_new_identity(std::size_t worker, WorkerId id) override;
   void on_topology(const chains::Topology& topology) override;
@@ -51,15 +51,15 @@ class Invariants final : public Observer, public FleetObserver {
   // `children_max`.
   void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max);
   // `disk_failed`: a write has failed, so memory holds some of the disk's data.
-  void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
-                    bool disk_failed);
+  void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory_bytes,
+                    std::uint64_t disk_bytes, bool disk_failed);
   // Checks quarantines, wasted chunks and remembered publications by the learner's statistics. Called every
   // kStepsPerStatisticsCheck steps and once at the end.
   void check_learner_statistics();
   // Describes a worker that considers itself a member, but is silent or missing in the learner's view. Empty if there
   // is none.
   std::string worker_missing_from_topology() const;
-  // Without faults: every running worker that can reach the learner has the newest version.
+  // Checks, at the end of a phase without faults, that every running worker has the newest version.
   void check_liveness();
   // From now on nothing prevents honest messages from reaching the learner.
   void set_faults_over() { faults_over_ = true; }
@@ -74,7 +74,7 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t quarantined = 0;                  // highest number of workers at a time
     std::uint64_t away = 0, back = 0, lost = 0;     // reports by the learner about workers
     std::uint64_t learner_chunk_bytes = 0;          // sent by the learner
-    std::uint64_t learner_wasted_bytes = 0;         // of these, for children that had the chunk
+    std::uint64_t learner_wasted_bytes = 0;         // the part for children that had the chunk
     std::uint64_t edge_failures = 0;                // edges that children reported as failed
     std::uint64_t intrusions = 0;                   // messages of the intruder
     std::uint64_t floods = 0, flood_messages = 0;   // workers that sent too much; all their messages
@@ -115,12 +115,13 @@ class Invariants final : public Observer, public FleetObserver {
   void on_flood(WorkerId from, const overlay::ControlMessage& message);
   void record_have(std::size_t worker, const overlay::Have& have, bool starts_connection);
 
-  // A worker's number (std::size_t) is its index in the Fleet; a new identity gives it another WorkerId.
+  // Below, a std::size_t names a worker by its index in the Fleet. A new identity gives it another WorkerId.
   World& world_;
   Fleet& fleet_;
   std::vector<Violation> violations_;
   Counts counts_;
-  std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
+  // Highest (epoch, version) of each identity.
+  std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;
   std::map<std::size_t, ChildView> children_;
   // By sender and honest receiver, since the faults ended.
   std::map<std::pair<WorkerId, WorkerId>, std::uint64_t> bad_chunks_;

@@ -154,7 +154,7 @@ void MaliciousRewriter::flood_with_kind(ConnId conn, std::vector<act::Send>& to_
       case Kind::kChunkRequest:
         return ChunkRequest{.publication = random_publication(),
                             .index = static_cast<std::uint32_t>(random_.below(kGuessedChunks))};
-      default: {
+      default: {  // kHave
         Have have;
         constexpr int kItems = 16;
         for (int i = 0; i < kItems; ++i)
@@ -164,8 +164,11 @@ void MaliciousRewriter::flood_with_kind(ConnId conn, std::vector<act::Send>& to_
     }
   };
   const bool to_parents = *options_.flood_kind == Kind::kHave || *options_.flood_kind == Kind::kChunkRequest;
-  std::vector<ConnId> targets(1, conn);  // otherwise to the learner
-  if (to_parents) targets.assign(parent_connections_.begin(), parent_connections_.end());
+  std::vector<ConnId> targets;
+  if (to_parents)
+    for (const ConnId parent : parent_connections_) targets.push_back(parent);
+  else
+    targets.push_back(conn);  // of a heartbeat, so it leads to the learner
   for (const ConnId target : targets)
     for (int i = 0; i < kFloodMessages; ++i) {
       const Slice encoded(encode_control(random_message()));
@@ -174,8 +177,9 @@ void MaliciousRewriter::flood_with_kind(ConnId conn, std::vector<act::Send>& to_
     }
 }
 
-// Sends a forged message, signed with the accomplices' key, ahead of the learner's: a later version, a new epoch, or a
-// policy with another digest. Replaces beacons by the first one, or by forged ones that revoke all workers.
+// Sends a forged message, signed with the accomplices' key, ahead of the learner's message: a later version, a new
+// epoch, or a policy with another digest. Replaces a beacon by the first beacon, or by a forged one that revokes all
+// workers.
 void MaliciousRewriter::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& to_send) {
   if (!accomplices_) return;
   const auto& [hellos, checker, signing_key] = *accomplices_;
@@ -212,7 +216,7 @@ void MaliciousRewriter::forge(const ControlMessage& message, act::Send& send, st
 
 // Claims to hold more chunks than it does, or none, and to have forwarded more than it has.
 void MaliciousRewriter::falsify_progress(act::Send& send) {
-  auto message = message_of(send);
+  auto message = message_of(send);  // rewrite() has checked that `send` has one
   const auto distort = [&](std::vector<Progress>& progress) {
     const bool exaggerates = random_.below(2) == 0;
     for (Progress& item : progress)
@@ -222,6 +226,7 @@ void MaliciousRewriter::falsify_progress(act::Send& send) {
   if (auto* heartbeat = std::get_if<Heartbeat>(&*message)) {
     distort(heartbeat->progress);
     heartbeat->forwarding_rate = BitRate::from_mbit_per_s(static_cast<double>(1 + random_.below(100'000)));
+    // Claims ten times the rate of each edge, and that only the path limits it.
     for (EdgeReport& edge : heartbeat->edges) edge.rate = {edge.rate.bits_per_s * 10}, edge.limit = EdgeLimit::kPath;
     heartbeat->chunk_bytes_forwarded *= 2;
   } else if (auto* status = std::get_if<EdgeStatus>(&*message)) {

@@ -25,7 +25,7 @@ struct MaliceOptions {
   bool slander = false;             // accuses its parents of forwarding bad chunks, and of not forwarding
   std::function<std::vector<WorkerId>()> parents = {};     // the parents that it accuses
   bool flood = false;                                      // repeats every message a hundred times
-  std::optional<overlay::MessageBudget::Kind> flood_kind;  // the kind of message that it sends much too often
+  std::optional<overlay::MessageBudget::Kind> flood_kind;  // it sends far too many messages of this kind
   bool reconnect = false;                                  // sim/soak.cpp breaks its connections at short intervals
   bool leak = false;  // gives its grants (permits to fetch from a parent) to an intruder
   bool floods() const { return flood || flood_kind; }
@@ -43,10 +43,10 @@ std::string to_text(const MaliceOptions& options);
 struct AccompliceState {
   std::vector<overlay::PeerHello> hellos;                    // requests of malicious workers, with their grants
   std::shared_ptr<const overlay::SignatureChecker> checker;  // reads the learner's signed messages
-  overlay::trust::SigningKey key{{}};                        // their own, which no peer trusts
+  overlay::trust::SigningKey key{{}};                        // of the malicious workers themselves; no peer trusts it
 };
 
-// Returns what a malicious worker sends in place of each message of its core, as its options say.
+// Replaces each message of a malicious worker's core by the messages that its options demand.
 class MaliciousRewriter final : public MessageRewriter {
  public:
   MaliciousRewriter(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
@@ -69,9 +69,8 @@ class MaliciousRewriter final : public MessageRewriter {
   MaliceOptions options_;
   Random random_;
   std::shared_ptr<AccompliceState> accomplices_;
-  std::vector<overlay::act::Send>
-      remembered_frames_;                // a sample of sent announcements, manifests and chunks, for replays
-  std::set<ConnId> parent_connections_;  // connections to its parents
+  std::vector<overlay::act::Send> remembered_frames_;  // sent announcements, manifests and chunks, for replays
+  std::set<ConnId> parent_connections_;                // connections to its parents
   std::uint64_t chunks_flipped_ = 0;
   // A beacon is the learner's signed statement of the newest version and the revoked workers. This is the first one
   // that the worker forwarded, sent again in place of later ones.

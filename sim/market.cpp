@@ -29,8 +29,8 @@ constexpr double kHonestShareMin = 0.95;  // of the promised rate: a host above 
 constexpr double kRateErrorMax = 1.02;    // measured rates differ from the truth by at most this factor
 
 constexpr Duration kPriceReactionTime = minutes(4);  // after a price rise, until the limit per hour must hold again
-constexpr double kSurplusMax = 1.05;       // rented rate, as a factor of the target; one machine more is allowed
-constexpr double kLedgerShareMin = 0.999;  // of the money spent, that the ledger must show; the rest is rounding
+constexpr double kSurplusMax = 1.05;       // rented rate, as a factor of the target, apart from one more machine
+constexpr double kLedgerShareMin = 0.999;  // share of the spent money that the ledger must show; the rest is rounding
 constexpr double kUsdTolerance = 1e-6;
 constexpr double kRoundingFactor = 1 + 1e-6;  // limits in $ per hour may be exceeded by rounding
 
@@ -59,6 +59,7 @@ class Market {
   }
 
  private:
+  // The probabilities of faults in this phase are arbitrary, but high enough for every fault to occur in many markets.
   bool is_trouble_phase() const { return !scenario_.without_trouble && now_ < kTroubleTime; }
 
   void record_line(const std::string& line) {
@@ -86,7 +87,7 @@ class Market {
       if (row.ended_at || !core_) continue;  // notify_core() may have killed the learner
       const MarketHost& host = scenario_.host_of(row.offer);
       FleetOffer offer = host.offer;
-      offer.usd_per_hour = row.usd_per_hour - offer.traffic_usd_per_hour;
+      offer.usd_per_hour = row.usd_per_hour - offer.traffic_usd_per_hour;  // the price may have changed since
       notify_core(fleet::Recovered{ticket, offer, row.instance});
     }
     training_.waiting_reported.reset();
@@ -115,8 +116,8 @@ class Market {
       ++result_.actions;
       // The learner may be killed just before or just after any of its actions.
       const std::size_t kind = action.index();
-      const bool is_counted = kind < kMarketActions.size();  // false for cancellations and notes
-      const bool dies = is_counted && now_ < kTroubleTime && result_.restarts < kRestartsMax &&
+      const bool may_die = kind < kMarketActions.size();  // not at cancellations and notes
+      const bool dies = may_die && now_ < kTroubleTime && result_.restarts < kRestartsMax &&
                         draws_.chance(scenario_.crash_probability);
       const bool dies_before = dies && draws_.chance(0.5);
       if (dies) ++result_.restarts_at[2 * kind + (dies_before ? 0 : 1)];
@@ -184,7 +185,7 @@ class Market {
     record_line(fmt::format("stop {} {}: {}", stop.ticket, stop.instance.text, stop.why));
     if (stop.instance != instance_id(stop.ticket))
       return report_violation("order", fmt::format("{} is stopped as '{}'", stop.ticket, stop.instance.text));
-    spending_.request_stop(stop.ticket, now_);
+    spending_.note_stop_request(stop.ticket, now_);
     if (MarketInstance* instance = provider_.find(stop.ticket)) {
       instance->stop_requested = true;
       const bool work_was_cut_off =
@@ -216,7 +217,7 @@ class Market {
     row->second.ran = end.ran;
   }
 
-  void perform(const fleet::GiveUp&) {}
+  void perform(const fleet::GiveUp&) {}  // only informs the learner about a worker
   // A start request that still waits in the learner's queue can be cancelled. It then rents nothing and gets no answer.
   void perform(const fleet::CancelStart& cancel) {
     if (!provider_.cancel_start(cancel.ticket)) return;
@@ -244,19 +245,19 @@ class Market {
   bool is_outage() const { return now_ < provider_.outage_until; }
 
   void advance_provider() {
-    for (const PendingCall& create : remove_due(provider_.starts, now_)) {
+    for (const PendingCall& start : remove_due(provider_.starts, now_)) {
       MarketInstance instance;
-      instance.ticket = create.ticket;
-      instance.host = create.host;
-      const MarketHost& host = scenario_.hosts[create.host];
+      instance.ticket = start.ticket;
+      instance.host = start.host;
+      const MarketHost& host = scenario_.hosts[start.host];
       instance.usd_per_hour = host.offer.all_usd_per_hour();
       const bool never_boots = is_trouble_phase() && (host.never_joins || draws_.chance(0.05));
       // After the trouble, every machine boots early enough to join in time.
       instance.boots_at =
           never_boots ? Duration::max()
                       : now_ + draws_.time_between(seconds(10), is_trouble_phase() ? kBootMax : kBootMax - seconds(60));
-      instance.worker = WorkerId{static_cast<std::uint64_t>(create.ticket)};
-      provider_.instances[create.ticket] = instance;
+      instance.worker = WorkerId{static_cast<std::uint64_t>(start.ticket)};
+      provider_.instances[start.ticket] = instance;
     }
     for (const PendingCall& stop : remove_due(provider_.stops, now_))
       if (MarketInstance* instance = provider_.find(stop.ticket)) instance->dead = true;
@@ -304,7 +305,7 @@ class Market {
         instance.ends_at = now_ + draws_.time_between(seconds(5), minutes(2));
         record_line(fmt::format("{} will be taken back", ticket));
         if (draws_.chance(0.5))
-          notify_core(fleet::Ending{ticket, "outbid: it is being stopped", true});
+          notify_core(fleet::Ending{ticket, "outbid: it is being stopped", /*outbid=*/true});
         else
           notify_core(fleet::Leaving{instance.worker});
       }
@@ -337,11 +338,10 @@ class Market {
 
   void advance_workers() {
     // Workers generate nothing while the stock suffices for two steps.
-    const double free_rollouts = 2.0 * scenario_.rules.pace.rollouts_per_step - training_.stock_rollouts;
+    const double missing_rollouts = 2.0 * scenario_.rules.pace.rollouts_per_step - training_.stock_rollouts;
     double generated_rollouts = 0;
     for (auto& [ticket, instance] : provider_.instances) {
-      if (!core_ || instance.dead || instance.boots_at > now_) continue;
-      if (instance.drained) continue;
+      if (!core_ || instance.dead || instance.boots_at > now_ || instance.drained) continue;
       if (instance.hung_since != Duration::max()) {
         if (instance.joined && !instance.has_left && now_ - instance.hung_since >= kAwayMax) {
           instance.has_left = true;
@@ -354,7 +354,7 @@ class Market {
         notify_core(fleet::Joined{instance.worker, scenario_.hosts[instance.host].offer.id});
         continue;
       }
-      if (free_rollouts <= 0) {
+      if (missing_rollouts <= 0) {
         notify_core(fleet::Heartbeat{
             .worker = instance.worker, .turned_away = true, .without_work_s = echoline::seconds(kTickInterval)});
         continue;
@@ -365,10 +365,11 @@ class Market {
       instance.unsent_rollouts -= sent_rollouts;
       generated_rollouts += sent_rollouts;
       if (sent_rollouts > 0)
-        notify_core(fleet::Heartbeat{instance.worker, sent_rollouts,
-                                     sent_rollouts / true_rate(instance) * draws_.real_between(0.99, 1.01)});
+        notify_core(fleet::Heartbeat{.worker = instance.worker,
+                                     .rollouts = sent_rollouts,
+                                     .busy_s = sent_rollouts / true_rate(instance) * draws_.real_between(0.99, 1.01)});
       else
-        notify_core(fleet::Heartbeat{instance.worker, 0, 0});
+        notify_core(fleet::Heartbeat{.worker = instance.worker});
     }
     training_.stock_rollouts += generated_rollouts;
     if (!core_) return;
@@ -406,7 +407,7 @@ class Market {
   double rented_usd_per_hour() const {
     double usd = 0;
     for (const auto& [ticket, instance] : provider_.instances) usd += instance.dead ? 0 : instance.usd_per_hour;
-    for (const PendingCall& create : provider_.starts) usd += scenario_.hosts[create.host].offer.all_usd_per_hour();
+    for (const PendingCall& start : provider_.starts) usd += scenario_.hosts[start.host].offer.all_usd_per_hour();
     return usd;
   }
   bool counts_as_capacity(const MarketInstance& instance) const {
@@ -421,7 +422,8 @@ class Market {
     for (const auto& [ticket, instance] : provider_.instances)
       if (!instance.dead && !instance.stop_requested && instance.hung_since == Duration::max() &&
           instance.boots_at != Duration::max() && counts_as_capacity(instance)) {
-        // A host with a share below 1 was demoted and must first prove a better rate.
+        // A host with a rate_share below 1 was found slower than promised. It counts with that share until the
+        // machine's own rate is measured.
         const auto* machine = core_->machines().find(ticket);
         const double expected_rate =
             machine->measured_rollouts_per_s.value_or(machine->rate_share * machine->offer.rollouts_per_s);
@@ -517,11 +519,11 @@ class Market {
     check_invariants();
   }
 
-  // Ends the run: returns all machines and closes the ledger.
+  // Ends the run: returns all machines and closes the ledger. The learner is up, because it is killed only before
+  // kTroubleTime.
   void end_run() {
-    if (!core_) start_learner();
     record_line("the run ends");
-    if (core_) carry_out(core_->close("the run has ended", clock()));
+    carry_out(core_->close("the run has ended", clock()));
     for (const Duration end = now_ + kEndTime;
          now_ < end && !(core_->machines().empty() && provider_.instances.empty() && provider_.starts.empty());
          now_ += kTickInterval) {
@@ -534,7 +536,7 @@ class Market {
       if (!instance.dead) report_violation("returned", fmt::format("{} is still rented", ticket));
     for (const auto& [ticket, row] : ledger_rows_)
       if (!row.ended_at) report_violation("returned", fmt::format("{} is still open in the ledger", ticket));
-    // If a start failed but rented an instance, and that ended before any listing, the ledger counts it as free.
+    // A failed start may have rented an instance that ended before the provider listed it. The ledger has it as free.
     double unseen_usd = 0;
     for (const auto& [ticket, row] : ledger_rows_)
       if (!row.ran)

@@ -27,7 +27,8 @@ struct MarketResult {
   std::uint64_t seed = 0;
   std::string scenario;
   std::vector<MarketViolation> violations;
-  std::uint64_t actions = 0, rentals = 0, losses = 0, restarts = 0, drained = 0;
+  std::uint64_t actions = 0, rentals = 0, losses = 0;  // actions of the fleet core; machines
+  std::uint64_t restarts = 0, drained = 0;             // of the learner; workers
   RestartsByAction restarts_at{};
   bool closed = false;     // the budget was spent
   bool exhausted = false;  // at the end no rentable offer was left
@@ -41,7 +42,7 @@ MarketResult simulate_market(std::uint64_t seed, const std::function<void(const 
 
 struct MarketSummary {
   std::uint64_t seeds = 0, failed = 0, actions = 0, rentals = 0, losses = 0, restarts = 0, drained = 0;
-  std::uint64_t closed = 0, exhausted = 0, restored = 0;
+  std::uint64_t closed = 0, exhausted = 0, restored = 0;  // seeds, as in MarketResult
   RestartsByAction restarts_at{};
   std::vector<MarketResult> failures;  // the first kFailuresKept
   static constexpr std::size_t kFailuresKept = 10;

@@ -50,7 +50,7 @@ struct MarketInstance {  // a rented machine at the provider
   provisioner::Ticket ticket = 0;
   std::size_t host = 0;  // index in MarketScenario::hosts
   double usd_per_hour = 0;
-  // max(): never. At `ends_at` the provider takes the machine back.
+  // Duration::max(): never. At `ends_at` the provider takes the machine back.
   Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};
   std::optional<Duration> drains_since;
   bool joined = false, dead = false, outbid = false;
@@ -71,6 +71,7 @@ struct Answer {  // reaches the learner at time `at`
   provisioner::FleetEvent event;
 };
 
+// Offer "o7" is that of MarketScenario::hosts[7].
 inline std::size_t host_index(const std::string& offer) {
   return static_cast<std::size_t>(std::stoul(offer.substr(1)));
 }
@@ -97,17 +98,19 @@ struct MarketScenario {
   std::string text;  // describes the market
   const MarketHost& host_of(const std::string& offer) const { return hosts[host_index(offer)]; }
 };
-// `queue_draws`: MarketProvider::queue_draws.
+// `queue_draws`: for the limit of start requests under way (MarketProvider::queue_draws).
 MarketScenario draw_scenario(MarketDraws& draws, MarketDraws& queue_draws);
 
 // The instances of the provider, and the requests and answers under way between it and the learner.
 struct MarketProvider {
   explicit MarketProvider(const MarketDraws& draws) : queue_draws(draws) {}
-  MarketDraws queue_draws;  // of the queue in which start requests wait
+  // For the queue in which start requests wait. A separate source of randomness, so that the queue's draws do not
+  // change the other draws of a seed.
+  MarketDraws queue_draws;
   std::map<provisioner::Ticket, MarketInstance> instances;
   std::vector<PendingCall> starts, stops, searches;
   std::vector<Answer> answers;
-  Duration outage_until{-std::chrono::hours(1)};
+  Duration outage_until{-std::chrono::hours(1)};  // before the start: no outage yet
 
   MarketInstance* find(provisioner::Ticket ticket) {
     const auto it = instances.find(ticket);
@@ -142,14 +145,15 @@ struct MarketProvider {
   }
 };
 
-// The true cost of the fleet, whatever the ledger has.
+// The true cost of the fleet, to compare with the ledger.
 class MarketSpending {
  public:
-  void request_stop(provisioner::Ticket ticket, Duration now) { stop_requested_at_.try_emplace(ticket, now); }
+  void note_stop_request(provisioner::Ticket ticket, Duration now) { stop_requested_at_.try_emplace(ticket, now); }
   void add(provisioner::Ticket ticket, double usd, Duration now) {
     usd_ += usd;
     usd_by_ticket_[ticket] += usd;
-    // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
+    // The core keeps money in reserve for kReserveTime after a stop request. If the provider takes longer to end the
+    // machine, the further costs are the provider's fault.
     const auto request = stop_requested_at_.find(ticket);
     if (request != stop_requested_at_.end() && now - request->second > provisioner::rules::kReserveTime)
       unavoidable_usd_ += usd;
@@ -163,7 +167,7 @@ class MarketSpending {
     ECHO_CHECK(std::abs(sum - usd_) <= 1e-6 * (1 + usd_) && unavoidable_usd_ <= usd_, "${} of ${}", sum, usd_);
   }
 
-  Duration price_rose_at{-std::chrono::hours(1)};
+  Duration price_rose_at{-std::chrono::hours(1)};  // before the start: not yet
   bool overspending_reported = false;
 
  private:

@@ -14,10 +14,11 @@ MarketScenario draw_scenario(MarketDraws& draws, MarketDraws& queue_draws) {
   MarketScenario scenario;
   FleetRules& rules = scenario.rules;
   std::vector<MarketHost>& hosts = scenario.hosts;
-  const bool without_trouble = scenario.without_trouble = draws.below(8) == 0;  // one seed in eight
+  const bool without_trouble = draws.below(8) == 0;  // one seed in eight
+  scenario.without_trouble = without_trouble;
   rules.pace = {.rollouts_per_step = 100,
                 .publish_every = static_cast<int>(draws.between(1, 3)),
-                .step_time = seconds(draws.between(2, 12) * 5)};
+                .step_time = seconds(draws.between(2, 12) * 5)};  // whole ticks
   rules.times.broadcast =
       from_seconds(draws.real_between(0, 0.4) * rules.pace.publish_every * echoline::seconds(rules.pace.step_time));
   rules.times.install = rules.times.broadcast / draws.between(1, 8);
@@ -36,6 +37,7 @@ MarketScenario draw_scenario(MarketDraws& draws, MarketDraws& queue_draws) {
       static_cast<std::size_t>(draws.between(4, 40) + 2 * static_cast<std::int64_t>(planned_machines));
   for (std::size_t i = 0; i < offer_count; ++i) {
     MarketHost host;
+    // One offer in five is for host i - 1, which may have offer i - 1 too.
     host.offer = {.id = fmt::format("o{}", i),
                   .provider = "cloud",
                   .host = draws.chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),

@@ -48,8 +48,8 @@ class PublishedContent {
   std::unordered_map<const std::byte*, KnownChunk> chunk_by_address_;
 };
 
-// `published_content` must outlive it. Checks a signature by signing again with the run's private key, which is faster
-// than verifying, and exact because Ed25519 is deterministic. Not thread-safe.
+// Checks a signature by signing again with the run's private key, which is faster than verifying, and exact because
+// Ed25519 is deterministic. Not thread-safe. `published_content` must outlive the checker.
 class CachingChecker final : public overlay::SignatureChecker {
  public:
   CachingChecker(std::string run_id, overlay::trust::SigningKey run_key, const PublishedContent& published_content)

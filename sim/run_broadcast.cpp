@@ -12,7 +12,7 @@ namespace echoline::sim {
 namespace {
 
 constexpr double kMaxDeliverySeconds = 1e9;  // finite, so that times can be added
-constexpr std::size_t kReplanDivisor = 20;   // plans again if more than 1 in this many workers joined or left
+constexpr std::size_t kReplanDivisor = 20;   // plans again if more than 1 in this many workers joined, left or changed
 
 }  // namespace
 
@@ -81,17 +81,19 @@ Status RunBroadcast::plan() {
       ECHO_ASSIGN(const chains::Choice choice,
                   chains::choose_topology(request.learner_up, chain_rate, workers, links_,
                                           {request.delta_bytes, request.chunk, request.quorum}, chosen_policy_,
-                                          request.paths.regions.ways));
+                                          request.paths.regions.graph));
       chosen_policy_ = choice.topology.policy;
       chosen_for_size_ = members_.size();
     }
     policy = *chosen_policy_;
   }
   ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.quorum,
-                                             request.paths.regions.ways));
+                                             request.paths.regions.graph));
   copies_sent_.clear();
-  const chains::Regions& regions = request.paths.regions.ways;
-  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : members_.at(id).region; };
+  const chains::Regions& regions = request.paths.regions.graph;
+  const auto region_of = [&](WorkerId id) {
+    return id == kLearnerId ? regions.learner_region : members_.at(id).region;
+  };
   std::size_t edges_between_regions = 0;
   for (std::size_t stripe = 0; stripe < topology_.stripes(); ++stripe)
     for (const chains::Edge& edge : chains::edges_of(topology_, stripe)) {
@@ -115,12 +117,11 @@ Status RunBroadcast::prepare(Bytes payload) {
     links_.clear();  // so that the next call with members plans again
     copies_sent_.clear();
     copies_between_regions_ = 0;
-    members_changed_ = 1;
     return ok();
   }
   if (links_.empty() || members_changed_ * kReplanDivisor > members_.size()) ECHO_TRY(plan());
-  // A changed link has changed the times already (change_links()). It counts towards a new plan only at the next
-  // publication, because the test above comes first.
+  // A changed link has changed the times already (change_links()). It counts only from the next publication on towards
+  // a new plan.
   members_changed_ += std::exchange(links_changed_, 0);
   return times_.payload == payload ? ok() : compute_times(payload);
 }
@@ -129,15 +130,15 @@ Status RunBroadcast::compute_times(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent_size{static_cast<std::uint64_t>(wire_bytes(payload))};
   ECHO_ASSIGN(times_.broadcast, chains::broadcast_time(topology_, sent_size, chunk_size(sent_size), request.learner_up,
-                                                       links_, request.paths.regions.ways));
+                                                       links_, request.paths.regions.graph));
   times_.payload = payload;
   times_.first = Duration::max();
   for (chains::Completion& completion : times_.broadcast.workers) {
     completion.time = std::min(completion.time, from_seconds(kMaxDeliverySeconds));
     times_.first = std::min(times_.first, completion.time);
   }
-  times_.median = times_.broadcast.fraction(0.5);
-  times_.quorum = times_.broadcast.fraction(request.quorum);
+  times_.median = times_.broadcast.quorum_time(0.5);
+  times_.quorum = times_.broadcast.quorum_time(request.quorum);
   return ok();
 }
 
@@ -147,7 +148,7 @@ Bytes RunBroadcast::chunk_size(Bytes sent_size) const {
   if (request.chunk.count > 0) return request.chunk;
   return chains::best_chunk(
       sent_size, topology_,
-      chains::lower_bound(sent_size, request.learner_up, links_, request.quorum, request.paths.regions.ways));
+      chains::lower_bound(sent_size, request.learner_up, links_, request.quorum, request.paths.regions.graph));
 }
 
 double RunBroadcast::wire_bytes(Bytes payload) const {
@@ -167,7 +168,7 @@ Duration RunBroadcast::time_of(WorkerId id) const {
 
 Duration RunBroadcast::lower_bound() const {
   return chains::lower_bound(times_.payload, scenario_.request.learner_up, links_, scenario_.request.quorum,
-                             scenario_.request.paths.regions.ways);
+                             scenario_.request.paths.regions.graph);
 }
 
 double RunBroadcast::copies_sent_by(WorkerId id) const {
@@ -180,8 +181,8 @@ Duration RunBroadcast::neighbour_transfer_time(Bytes payload, const Receiver& re
   const BitRate up = median_up_.bits_per_s > 0 ? median_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
   return from_seconds(std::min(kMaxDeliverySeconds, wire_bytes(payload) / rate)) +
-         scenario_.request.paths.regions.ways.delay(receiver.region, receiver.region,
-                                                    scenario_.request.paths.delay_expected);
+         scenario_.request.paths.regions.graph.delay(receiver.region, receiver.region,
+                                                     scenario_.request.paths.delay_expected);
 }
 
 }  // namespace echoline::sim

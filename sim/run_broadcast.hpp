@@ -26,19 +26,22 @@ class RunBroadcast {
 
   void add(const Receiver& receiver);
   void remove(WorkerId id);
-  // Changes a receiver's links. Times change at once, the topology after the next publication.
+  // Changes a receiver's links. Recomputes the times of the last prepare() at once. The next prepare() does not yet
+  // count the change as a reason to plan the topology again; the later ones do.
   Status change_links(const Receiver& receiver);
   std::size_t size() const { return members_.size(); }
 
   // Computes times for a payload to the current receivers. Plans the topology again if more than a twentieth of its
-  // workers have joined or left. Until then it leaves out workers that left, and gives new ones the median time.
+  // workers have joined, left or changed. Until then, workers that left are ignored, and new ones get the median time.
   Status prepare(Bytes payload);
   // Time from the publication until this worker holds the payload of the last prepare().
   Duration time_of(WorkerId id) const;
   // Time until the first worker holds it. The learner's links are busy that long, so the next publication waits.
   Duration first_completion() const { return times_.first; }
   Duration quorum_time() const { return times_.quorum; }
-  Duration lower_bound() const;  // for the payload without wire overhead, as in the learner's report
+  // Lower bound of quorum_time() over all topologies and schedules. For the payload without wire overhead, as in the
+  // learner's report.
+  Duration lower_bound() const;
   // Numbers of whole payloads sent, by one node or from one region to another. A stripe is one of n parts of the
   // payload, so an edge of one stripe counts 1/n.
   double copies_sent_by(WorkerId id) const;
@@ -67,8 +70,8 @@ class RunBroadcast {
   std::map<WorkerId, Receiver> members_;
   std::size_t members_changed_ = 0;                      // receivers that joined, left or changed since the last plan
   std::size_t links_changed_ = 0;                        // links changed since the last publication
-  std::optional<chains::TopologyPolicy> chosen_policy_;  // the choice of kAuto for a fleet of this size
-  std::size_t chosen_for_size_ = 0;                      // that size
+  std::optional<chains::TopologyPolicy> chosen_policy_;  // kAuto's choice when the fleet had chosen_for_size_ receivers
+  std::size_t chosen_for_size_ = 0;
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
   std::unordered_map<WorkerId, double> copies_sent_;  // by sender; the learner is one

@@ -11,6 +11,9 @@ using namespace replay_buffer;
 constexpr std::uint32_t kAnyAge = 1u << 30;          // a staleness budget that no group exceeds
 constexpr std::uint32_t kLeasesLiveMax = 1'000'000;  // no limit in practice
 
+// The age of a policy in learner steps.
+std::uint64_t age_of(Version version, std::uint64_t step) { return step - std::min(step, version.value); }
+
 LeaseOptions lease_options(const DeskOptions& options) {
   LeaseOptions core_options{.pacing = options.pacing, .lease = options.lease};
   core_options.leases_live_max = kLeasesLiveMax;
@@ -23,7 +26,7 @@ LeaseOptions lease_options(const DeskOptions& options) {
 RunDesk::RunDesk(const DeskOptions& options)
     : options_(options), waiting_(options.pacing.group_size), core_(lease_options(options), waiting_) {}
 
-// By the limit for training. With any_age, the core leases older work too.
+// By the staleness budget, which limits training in any case. With any_age, the core leases older work too.
 Version RunDesk::oldest_trainable_version() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
 
 // Groups that the worker may still lease of its equal share of this step's batch. Any worker may also lease the groups
@@ -38,7 +41,7 @@ std::uint64_t RunDesk::groups_left_of_share(WorkerId worker) const {
 
 std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest,
                                       double free_share, double now_s) {
-  std::uint64_t& leased_groups = leased_since_batch_[worker];
+  std::uint64_t& leased_groups = leased_since_batch_[worker];  // enters a new worker, which then has a share
   if (options_.equal_shares) groups_max = std::min(groups_max, groups_left_of_share(worker));
   const GrantRequest request{.worker = worker,
                              .version = version,
@@ -54,7 +57,8 @@ std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uin
 
 std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double now_s) {
   const LiveLease* lease = core_.find(id);
-  if (lease == nullptr || now_s > lease->record.expires_unix_s) {
+  const bool has_ended = lease == nullptr || now_s > lease->record.expires_unix_s;
+  if (has_ended) {
     if (lease != nullptr)
       core_.refuse(id, group.longest, now_s);
     else
@@ -87,14 +91,7 @@ void RunDesk::on_worker_lost(WorkerId worker, double now_s) {
 }
 
 void RunDesk::renew_or_expire(double now_s, const std::function<bool(WorkerId)>& is_alive) {
-  for (const LiveLease* lease; (lease = core_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;) {
-    const double expires_s = lease->record.expires_unix_s;
-    const LeaseId id = lease->record.id;
-    if (!is_alive(lease->record.worker)) break;
-    core_.renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expires_s);
-    if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // the lease has reached its maximum term
-  }
-  count_unfinished("lease expired", core_.expire(now_s));
+  count_unfinished("lease expired", core_.renew_or_expire(now_s, is_alive));
 }
 
 std::optional<std::vector<DeskGroup>> RunDesk::next_batch(std::uint64_t groups, double now_s) {
@@ -127,20 +124,19 @@ void RunDesk::on_trained_batch(const std::vector<DeskGroup>& batch, double now_s
 
 void RunDesk::reject_stale(Version version) {
   rejected_["stale"] += options_.pacing.group_size;
-  stale_by_age_[step_ - std::min(step_, version.value)] += options_.pacing.group_size;
+  stale_by_age_[age_of(version, step_)] += options_.pacing.group_size;
 }
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::waiting_by_age() const {
   std::map<std::uint64_t, std::uint64_t> ages;
   for (const auto& [version, trajectories] : waiting_.complete_trajectories(Version{0}))
-    ages[step_ - std::min(step_, version.value)] += trajectories;
+    ages[age_of(version, step_)] += trajectories;
   return ages;
 }
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::in_flight_by_age() const {
   std::map<std::uint64_t, std::uint64_t> ages;
-  for (const auto& [version, trajectories] : core_.live_by_version())
-    ages[step_ - std::min(step_, version.value)] += trajectories;
+  for (const auto& [version, trajectories] : core_.live_by_version()) ages[age_of(version, step_)] += trajectories;
   return ages;
 }
 

@@ -18,7 +18,7 @@ struct DeskOptions {
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
   bool equal_shares = false;  // every worker makes the same share of each batch, whatever its speed
-  bool any_age = false;       // work is leased and trained on even if it becomes too stale
+  bool any_age = false;       // work is leased even if it will be too stale for training
 };
 
 // A finished group of rollouts.
@@ -40,19 +40,18 @@ class RunDesk {
   // worker may have. `free_share`: the share of the worker's capacity that has no work.
   std::vector<replay_buffer::LiveLease> grant(WorkerId worker, Version version, std::uint64_t groups_max,
                                               Version newest, double free_share, double now_s);
-  // Seconds since the last call for which the worker asked for work and got none.
+  // How long, since the last call, the worker has wanted work and got none, in seconds.
   double take_seconds_without_work(WorkerId worker, double now_s) {
     return core_.take_seconds_without_work(worker, now_s);
   }
-  // Whether no worker can get work for a policy of this version now.
-  bool has_no_work(Version version, double now_s) { return core_.has_no_room(version, step_, now_s); }
-  // Submits the group of a lease. Returns the seconds for which the worker held leases that no earlier result covers.
-  // Absent if the group is refused, because its lease has ended or it is too stale.
+  // Whether pacing allows no lease for a policy of this version now, for any worker.
+  bool has_no_room(Version version, double now_s) { return core_.has_no_room(version, step_, now_s); }
+  // Submits the group of a lease. Returns the time in which the worker held leases since its previous result, in
+  // seconds. Absent if the group is refused, because its lease has ended or it is too stale.
   std::optional<double> submit(LeaseId lease, const DeskGroup& group, double now_s);
   void on_given_back(WorkerId worker, LeaseId lease);
   void on_worker_lost(WorkerId worker, double now_s);
-  // Renews leases whose deadline has passed if `is_alive(worker)`, as if the worker had reported progress. Ends the
-  // leases of dead workers.
+  // Calls LeaseCore::renew_or_expire(), and counts the rollouts of the leases that ended.
   void renew_or_expire(double now_s, const std::function<bool(WorkerId)>& is_alive);
 
   // The step's batch, oldest first. Absent if there is none, or if training now would make leased work too stale. The
@@ -75,7 +74,7 @@ class RunDesk {
   const std::map<std::uint64_t, std::uint64_t>& stale_by_age() const { return stale_by_age_; }
   // Rollouts of leases without a result, by reason.
   const std::map<std::string, std::uint64_t>& unfinished() const { return unfinished_; }
-  const replay_buffer::LimitedStepCounter& work_limits() const { return core_.bound(); }
+  const replay_buffer::LimitedStepCounter& work_limits() const { return core_.limited_steps(); }
 
  private:
   std::uint64_t groups_left_of_share(WorkerId worker) const;
@@ -90,7 +89,7 @@ class RunDesk {
   replay_buffer::LeaseCore core_;
   replay_buffer::StepPace step_pace_;
   std::uint64_t step_ = 0;
-  std::unordered_map<GroupId, DeskGroup> groups_;  // those in waiting_
+  std::unordered_map<GroupId, DeskGroup> groups_;  // the groups in waiting_
   // Groups leased since the last batch was consumed, by worker; lost workers are left out.
   std::unordered_map<WorkerId, std::uint64_t> leased_since_batch_;
   std::uint64_t groups_set_aside_ = 0;

@@ -13,15 +13,14 @@ namespace {
 
 using namespace provisioner;
 
-constexpr double kNeverS = 1e18;      // after all events
 constexpr double kAnswerSeconds = 2;  // from a request to the provider's answer
 constexpr double kBytesPerGb = 1e9;
 constexpr std::size_t kSearchResultMax = 512;         // offers per search; the core considers no more
 constexpr std::uint64_t kPlannedDecisionsKept = 200;  // in the result: rentals of the plan's choice
-constexpr double kRandomSpread = 1000;                // OfferChoice::kRandom: highest random price / lowest one
 
 constexpr std::uint64_t kFaultStream = 21, kPriceStream = 22;  // random streams of the seed
 
+// The fleet core's clock does not begin at zero, as in a real run.
 TimePoint time_of(double time_s) { return TimePoint(std::chrono::hours(1) + from_seconds(time_s)); }
 
 }  // namespace
@@ -38,7 +37,7 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
     // For a random choice, the core sees random prices but pays the real ones. A random price is in proportion to the
     // throughput, so that the price per rollout is random.
     if (scenario.offer_choice == OfferChoice::kRandom)
-      listed.usd_per_hour = offer.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
+      listed.usd_per_hour = offer.rollouts_per_s * (1 + (kRandomPriceSpread - 1) * random_prices.uniform());
     index_by_id_[offer.id] = i;
     const bool is_eligible = !provisioner::ineligibility_reason(request, offer);  // plans exclude the others, too
     offers_.push_back({std::move(listed), usd_per_hour, is_eligible ? 0 : kNeverS});
@@ -99,7 +98,7 @@ void RunFleet::close(const std::string& why, double now_s) {
 }
 
 void RunFleet::answer(double after_s, FleetEvent event) {
-  answers_.push({now_s_ + after_s, sequence_++, std::move(event)});
+  answers_.push({now_s_ + after_s, next_sequence_++, std::move(event)});
 }
 
 void RunFleet::carry_out(const std::vector<FleetAction>& actions) {
@@ -134,14 +133,16 @@ void RunFleet::perform(const fleet::Book& book) {
 
 void RunFleet::perform(const fleet::Start& start) {
   MarketOffer& offer = offers_[rental(start.ticket).offer];
-  const bool available = offer.available_from_s <= now_s_ && !draws_.chance(scenario_.faults.refused);
+  const bool is_free = offer.available_from_s <= now_s_;
+  const bool is_refused = !is_free || draws_.chance(scenario_.faults.refused);
   const double boot_s = draws_.lognormal(scenario_.boot_s);
-  if (!available) {
+  if (is_refused) {
     rental(start.ticket).is_gone = true;
-    return answer(kAnswerSeconds, fleet::StartFailed{.ticket = start.ticket,
-                                                     .why = "another customer rents it",
-                                                     .retryable = offer.available_from_s <= now_s_,
-                                                     .perhaps_rented = false});
+    // A random refusal may be tried again. An offer that is not free has gone for longer.
+    return answer(
+        kAnswerSeconds,
+        fleet::StartFailed{
+            .ticket = start.ticket, .why = "another customer rents it", .retryable = is_free, .perhaps_rented = false});
   }
   offer.available_from_s = kNeverS;
   answer(kAnswerSeconds, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});

@@ -11,10 +11,12 @@
 
 namespace echoline::sim {
 
+inline constexpr double kNeverS = 1e18;  // after all events of a run
+
 class RunFleet {
  public:
   struct Hooks {
-    // A machine has been rented. `joins_s`: when its worker joins; never, if it is kNeverS (1e18, in run_fleet.cpp).
+    // A machine has been rented. `joins_s`: when its worker joins, or kNeverS.
     std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)> on_booting;
     std::function<void(provisioner::Ticket)> on_returned;  // the machine has ended at the fleet core's request
     std::function<void(WorkerId)> on_drain;                // the worker takes no new work and ends what it has
@@ -30,6 +32,7 @@ class RunFleet {
   bool empty() const { return core_->machines().empty(); }        // nothing is rented
   double usd(double now_s) const;                                 // total cost so far, with the learner
   double usd_per_hour() const { return rent_usd_per_hour_sum_; }  // of all machines, without the learner
+  // Tickets are counted from 1, in the order of result_.machines and rentals_.
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
   // Reports to the fleet core that the machine has died, or was taken away because another customer offered more
   // (`outbid`).
@@ -50,7 +53,7 @@ class RunFleet {
   };
   struct Answer {  // of the provider or ledger, to one of the core's actions
     double at_s = 0;
-    std::uint64_t sequence = 0;
+    std::uint64_t sequence = 0;  // order of answers at the same time
     provisioner::FleetEvent event;
     friend bool operator>(const Answer& a, const Answer& b) {
       return a.at_s != b.at_s ? a.at_s > b.at_s : a.sequence > b.sequence;
@@ -62,8 +65,8 @@ class RunFleet {
   void perform(const provisioner::fleet::Stop& stop);
   void perform(const provisioner::fleet::FindInstance& search);
   void perform(const provisioner::fleet::BookEnd& end);
-  void perform(const provisioner::fleet::GiveUp&) {}
-  void perform(const provisioner::fleet::CancelStart&) {}
+  void perform(const provisioner::fleet::GiveUp&) {}       // only informs the learner about a worker
+  void perform(const provisioner::fleet::CancelStart&) {}  // here, no start waits to be sent
   void perform(const provisioner::fleet::Drain& drain);
   void perform(const provisioner::fleet::Note& note);
   void answer(double after_s, provisioner::FleetEvent event);
@@ -83,7 +86,7 @@ class RunFleet {
   std::optional<provisioner::FleetCore> core_;
   std::vector<Rental> rentals_;  // by ticket
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
-  std::uint64_t sequence_ = 0;
+  std::uint64_t next_sequence_ = 0;
   double now_s_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost
   double settled_s_ = 0, searched_s_ = 0;         // times of the last settle_rent() and the last search
 };

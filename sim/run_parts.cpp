@@ -14,7 +14,7 @@ void AwaitedQuorums::on_lost(const SimWorker& worker, double now_s) {
     // A syncing worker's version is 0, although it has not installed that yet.
     const bool was_awaited = worker.was_sent(version) && (worker.version < version || worker.is(WorkerState::kSyncing));
     if (was_awaited && it->second.targets > 0) --it->second.targets;
-    it = was_awaited && is_reached(it->second, now_s) ? awaited_.erase(it) : std::next(it);
+    it = was_awaited && record_if_reached(it->second, now_s) ? awaited_.erase(it) : std::next(it);
   }
 }
 
@@ -23,11 +23,11 @@ void AwaitedQuorums::on_installed(const SimWorker& worker, std::uint64_t version
     const bool counts = it->first <= worker.version && worker.was_sent(it->first) &&
                         (it->first > version_before || worker.is(WorkerState::kSyncing));
     it->second.installed += counts ? 1 : 0;
-    it = counts && is_reached(it->second, now_s) ? awaited_.erase(it) : std::next(it);
+    it = counts && record_if_reached(it->second, now_s) ? awaited_.erase(it) : std::next(it);
   }
 }
 
-bool AwaitedQuorums::is_reached(const Quorum& quorum, double now_s) {
+bool AwaitedQuorums::record_if_reached(const Quorum& quorum, double now_s) {
   if (quorum.targets == 0) return true;  // all target workers have left
   if (quorum.installed < count_for(quorum)) return false;
   SimPublication& row = publications_[quorum.index];

@@ -28,10 +28,10 @@ struct Outgoing {  // a publication waiting for the learner's links
 // Publications that the learner has made but not sent.
 struct Outbox {
   std::deque<Outgoing> encoding;  // oldest first, encoded one at a time
-  double encoder_free_s = 0;
+  double encoder_free_s = 0;      // when the encoder has encoded all of them
   bool links_busy = false;
   std::optional<Outgoing> waiting;  // encoded, until the links are free
-  std::uint64_t newest_sent = 0;    // version
+  std::uint64_t newest_sent = 0;    // newest version sent
   std::uint64_t deltas_made = 0;    // number of publications after the first one
 };
 
@@ -73,7 +73,7 @@ class CapacityWatch {
     if (is_sufficient && short_since_s_) recoveries_s_.push_back(now_s - *std::exchange(short_since_s_, std::nullopt));
   }
 
-  // Seconds since when no worker works and the learner does not train.
+  // How long `is_idle` has been true: no worker works and the learner does not train.
   double idle_seconds(bool is_idle, double now_s) {
     if (!is_idle) idle_since_s_.reset();
     if (is_idle && !idle_since_s_) idle_since_s_ = now_s;
@@ -97,7 +97,7 @@ class AwaitedQuorums {
   };
   AwaitedQuorums(const RunScenario& scenario, std::vector<SimPublication>& publications)
       : scenario_(scenario), publications_(publications) {}
-  // The newest publication was sent to that many workers.
+  // The newest publication was sent to `targets` workers.
   void add(std::size_t targets) {
     if (targets > 0) awaited_[publications_.back().version] = {.index = publications_.size() - 1, .targets = targets};
   }
@@ -111,17 +111,18 @@ class AwaitedQuorums {
  private:
   struct Quorum {
     std::size_t index = 0;                   // in publications_
-    std::size_t targets = 0, installed = 0;  // workers that it was sent to; those that have installed it
+    std::size_t targets = 0, installed = 0;  // workers to which it was sent; those that have installed it
   };
   std::size_t count_for(const Quorum& quorum) const {
     return chains::quorum_count(scenario_.request.quorum, quorum.targets);
   }
-  bool is_reached(const Quorum& quorum, double now_s);
+  // Returns whether the quorum is complete, and if so records its T_b. True also without any targets left.
+  bool record_if_reached(const Quorum& quorum, double now_s);
 
   const RunScenario& scenario_;
   std::vector<SimPublication>& publications_;
   std::map<std::uint64_t, Quorum> awaited_;  // by version
-  std::deque<Measured> measured_;
+  std::deque<Measured> measured_;            // not yet taken
 };
 
 // Draws the lengths of responses.

@@ -17,7 +17,6 @@ using namespace provisioner;
 
 constexpr std::string_view kOperation = "simulate a run";
 constexpr int kMeanSamples = 20'000;              // responses drawn for the mean length
-constexpr double kRandomSpread = 1000;            // OfferChoice::kRandom: highest random price / lowest one
 constexpr std::size_t kPlannerWorkersMax = 1024;  // limit of provisioner/plan's search
 constexpr std::uint64_t kPriceStream = 23;        // random stream of the seed
 constexpr int kRoundsMax = 8;                     // of plan_by_price(); each assumes a longer broadcast time
@@ -179,7 +178,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
       // Only the planner sees this price; the result has the real one. It is in proportion to the throughput, so that
       // the price per rollout, by which offers are chosen, is random.
       offers.back().gpu_usd_per_hour =
-          run_offer.offer.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
+          run_offer.offer.rollouts_per_s * (1 + (kRandomPriceSpread - 1) * random_prices.uniform());
       offers.back().storage_usd_per_hour = 0;
       offers.back().bid_usd_per_hour_min.reset();
     }
@@ -197,7 +196,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     // Without a plan, no broadcast time is known. These are the longest times that the fleet core plans for, because
     // with longer ones more workers hardly help.
     const CapacityTerms terms = scenario.request.capacity_terms();
-    const PublicationTimes planned_times = half_of_longest_times(scenario.request.pace, terms);
+    const PublicationTimes planned_times = half_of_longest_publication_times(scenario.request.pace, terms);
     ECHO_ASSIGN(start.plan.target, capacity_target(scenario.request.pace, planned_times, terms));
     start.wanted = cheapest_offers(scenario, offers, start.plan.target.provisioned_rollouts_per_s);
     start.plan.broadcast_time = planned_times.broadcast;
@@ -214,7 +213,8 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
   }
   ECHO_ASSIGN(start.idle_predicted, predict_idle(scenario, start.wanted));
   // The fleet core will aim at the target by its rules, which may differ from the plan's.
-  const FleetRules& rules = start.rules = provisioner::fleet_rules_of(start.plan);
+  start.rules = provisioner::fleet_rules_of(start.plan);
+  const FleetRules& rules = start.rules;
   ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.times, rules.capacity_terms()));
   start.rules_target = target.provisioned_rollouts_per_s;
   start.plan.rows.clear();  // not needed any more; they may be thousands

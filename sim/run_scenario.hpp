@@ -20,7 +20,9 @@ namespace echoline::sim {
 // Treatment of a worker's groups in progress when a new policy arrives: they continue with the new one, are finished
 // with the old one before the new one is installed, or are given back.
 enum class OnNewPolicy { kContinue, kFinish, kAbort };
-enum class OfferChoice { kCheapest, kRandom };  // which offers are rented
+// Which offers are rented. With kRandom, the fleet core sees random prices, so the cheapest offers are random ones.
+enum class OfferChoice { kCheapest, kRandom };
+inline constexpr double kRandomPriceSpread = 1000;  // highest random price / lowest one, per rollout/s
 enum class FleetSize { kByNeed, kPlanned };  // kPlanned: lost machines are replaced, and no other is rented or released
 enum class LeaseShares { kBySpeed, kEqual };  // a worker's share of each batch
 enum class PublicationForm { kDelta, kSnapshot };

@@ -19,7 +19,7 @@ namespace {
 using namespace provisioner;
 using State = WorkerState;
 
-constexpr double kNeverS = 1e18;  // after all events
+constexpr std::size_t kNoWorker = 0;  // in events that concern no worker
 // Ticks call the fleet core and the desk. Their interval is one second per this many machines: 5 s for 10,000.
 constexpr std::size_t kMachinesPerTickSecond = 2000;
 constexpr std::size_t kCheckedWorkersMax = 256;    // with more workers, lost ones included, ticks check no invariants
@@ -88,11 +88,11 @@ class Simulation {
                                    .on_drain = [this](WorkerId id) { drain_worker(id); }},
                    result_);
     capacity_.target = start.rules_target;
-    push(0, kTick, 0);
+    push(0, kTick, kNoWorker);
     for (std::size_t i = 0; i < scenario_.churn.preemptions.size(); ++i)
-      push(seconds(scenario_.churn.preemptions[i].at), kPreempts, 0, i);
+      push(seconds(scenario_.churn.preemptions[i].at), kPreempts, kNoWorker, i);
     for (std::size_t i = 0; i < scenario_.faults.slowdowns.size(); ++i)
-      push(seconds(scenario_.faults.slowdowns[i].at), kSlows, 0, i);
+      push(seconds(scenario_.faults.slowdowns[i].at), kSlows, kNoWorker, i);
     const double time_max = seconds(scenario_.time_max);
     while (result_.ended.empty() && !queue_.empty()) {
       const Event event = queue_.pop();
@@ -118,7 +118,7 @@ class Simulation {
   }
   static WorkerId id_of(std::size_t worker_index) { return RunWorkers::id_of(worker_index); }
   void notify_fleet(const FleetEvent& event) {
-    // A fleet core that never hears of the learner's waiting keeps the planned size.
+    // A fleet core that is never told that the learner waits keeps the planned size.
     if (scenario_.fleet_size == FleetSize::kPlanned && std::holds_alternative<fleet::LearnerWaiting>(event)) return;
     fleet_->handle(event, now_);
   }
@@ -172,7 +172,7 @@ class Simulation {
       case kSlows:
         return slow_machines(detail);
       case kRecovers:
-        // Unless another slowdown has begun for the machine since.
+        // Only if no other slowdown has begun for the machine since. SimWorker::slowed_by counts from 1.
         return workers_[worker_index].slowed_by == detail + 1 ? change_speed(worker_index, {.slowed_by = 0}) : ok();
     }
     return ok();
@@ -196,7 +196,7 @@ class Simulation {
     }
     const double interval_s =
         std::clamp(static_cast<double>(workers_.working()) / kMachinesPerTickSecond, 1.0, seconds(rules::kTickGapMax));
-    push(now_ + interval_s, kTick, 0);
+    push(now_ + interval_s, kTick, kNoWorker);
     return ok();
   }
 
@@ -367,7 +367,7 @@ class Simulation {
     workers_.end_drain(worker_index);
   }
   void update_capacity() {
-    // Deferred, because the core must not be called during its own callback.
+    // Not in drain_worker(), because the core must not be called during its own callback.
     while (const auto id = workers_.next_drained()) notify_fleet(fleet::Drained{*id});
     capacity_.measure(workers_.rollouts_per_s(), now_);
   }
@@ -421,7 +421,7 @@ class Simulation {
     outbox_.encoding.push_back({.version = desk_.step(), .at_s = now_, .bytes = bytes, .snapshot = snapshot});
     if (scenario_.encode_time == Duration{}) return on_encoded();
     outbox_.encoder_free_s = std::max(outbox_.encoder_free_s, now_) + seconds(scenario_.encode_time);
-    push(outbox_.encoder_free_s, kEncoded, 0);
+    push(outbox_.encoder_free_s, kEncoded, kNoWorker);
     return ok();
   }
 
@@ -485,11 +485,12 @@ class Simulation {
     row.workers = targets;
     result_.publications.push_back(row);
     quorums_.add(targets);
+    // After the events of all targets, so that a target comes first at an equal time.
     for (const std::size_t worker_index : syncing_workers)
       push(now_ + seconds(broadcast_.time_of(id_of(worker_index))), kDelivered, worker_index, publication.version);
     // The links are busy until the first worker has the whole payload: then the learner has sent all of it.
     outbox_.links_busy = true;
-    push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first_completion() : Duration{}), kLinksFree, 0);
+    push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first_completion() : Duration{}), kLinksFree, kNoWorker);
     return ok();
   }
 
@@ -546,12 +547,12 @@ class Simulation {
       worker.stop_generating(now_);
       ++worker.generation_number;
       for (const Work& work : std::exchange(worker.queue, {})) desk_.on_given_back(id_of(worker_index), work.lease);
-      for (const auto& [lease, work] : std::exchange(worker.awaiting_submission, {}))
+      for (const auto& [lease, work] : std::exchange(worker.awaiting_longest, {}))
         desk_.on_given_back(id_of(worker_index), lease);
     }
     const double pause_s = install_s();
-    if (worker.generating) {  // generation pauses during the installation
-      worker.busy_s -= pause_s;
+    if (worker.generating) {     // generation pauses during the installation
+      worker.busy_s -= pause_s;  // the generation's whole time will be added
       worker.generation_ends_s += pause_s;
       push(worker.generation_ends_s, kGenerated, worker_index, ++worker.generation_number);
     }
@@ -576,10 +577,9 @@ class Simulation {
 
   // The group in progress and those that the worker completes in work_ahead, at least groups_at_once.
   std::size_t groups_held_max(const SimWorker& worker) const {
-    const double groups_ahead =
-        worker.promised_rollouts_per_s * seconds(scenario_.work_ahead) / scenario_.pacing.group_size;
-    return std::max<std::size_t>(scenario_.groups_at_once,
-                                 1 + static_cast<std::size_t>(std::min(groups_ahead, kGroupsHeldMax)));
+    const double rollouts_ahead = worker.promised_rollouts_per_s * seconds(scenario_.work_ahead);
+    const double groups_ahead = std::min(rollouts_ahead / scenario_.pacing.group_size, kGroupsHeldMax);
+    return std::max<std::size_t>(scenario_.groups_at_once, 1 + static_cast<std::size_t>(groups_ahead));
   }
 
   // Requests as many groups as the worker may hold. Returns whether it got one.
@@ -588,12 +588,12 @@ class Simulation {
     const std::size_t groups_max = groups_held_max(worker);
     if (!worker.is(State::kWorking) || worker.drain != SimWorker::Drain::kNo) return false;
     if (worker.installing || worker.install_is_pending) return false;
-    if (worker.queue.size() >= groups_max || worker.groups_awaiting_longest >= kAwaitingLongestMax) return false;
+    if (worker.queue.size() >= groups_max || worker.awaiting_longest.size() >= kAwaitingLongestMax) return false;
     // A worker generates its groups one after another, so one group keeps it busy.
     const auto leases = desk_.grant(id_of(worker_index), Version{worker.version}, groups_max - worker.queue.size(),
                                     Version{outbox_.newest_sent}, /*free_share=*/worker.queue.empty() ? 1 : 0, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(lengths_.draw_work(lease));
-    if (!leases.empty()) workers_.leave_idle_queue(worker_index);  // and perhaps enters it again at the end
+    if (!leases.empty()) workers_.leave_idle_queue(worker_index);  // to enter it again behind the others
     if (worker.queue.size() < groups_max) workers_.enter_idle_queue(worker_index);
     start_generation(worker_index);
     return !leases.empty();
@@ -601,12 +601,12 @@ class Simulation {
 
   // Serves the worker that has waited longest first.
   void request_work_for_idle() {
-    if (workers_.idle().empty() || desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
+    if (workers_.idle().empty() || desk_.has_no_room(Version{outbox_.newest_sent}, now_)) return;
     std::vector<std::size_t> longest_wait_first;  // a copy, because request_work() changes idle()
     for (const auto& [place, worker_index] : workers_.idle()) longest_wait_first.push_back(worker_index);
     for (const std::size_t worker_index : longest_wait_first) {
-      if (desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
-      if (!desk_.has_no_work(Version{workers_[worker_index].version}, now_)) request_work(worker_index);
+      if (desk_.has_no_room(Version{outbox_.newest_sent}, now_)) return;
+      if (!desk_.has_no_room(Version{workers_[worker_index].version}, now_)) request_work(worker_index);
     }
   }
 
@@ -626,8 +626,7 @@ class Simulation {
     worker.stop_generating(now_);
     const Work work = worker.queue.front();
     worker.queue.pop_front();
-    worker.awaiting_submission[work.lease] = work;
-    ++worker.groups_awaiting_longest;
+    worker.awaiting_longest[work.lease] = work;
     const double longest_s = scenario_.sequence_tokens_per_s
                                  ? work.longest / (*scenario_.sequence_tokens_per_s * worker.token_rate_fraction)
                                  : 0;
@@ -643,11 +642,10 @@ class Simulation {
 
   void submit_group(std::size_t worker_index, LeaseId lease) {
     SimWorker& worker = workers_[worker_index];
-    const auto it = worker.awaiting_submission.find(lease);
-    if (it == worker.awaiting_submission.end()) return;
+    const auto it = worker.awaiting_longest.find(lease);
+    if (it == worker.awaiting_longest.end()) return;  // given back meanwhile
     const Work work = it->second;
-    worker.awaiting_submission.erase(it);
-    --worker.groups_awaiting_longest;
+    worker.awaiting_longest.erase(it);
     result_.tokens_generated += work.tokens;
     DeskGroup group;
     group.worker = id_of(worker_index);
@@ -658,7 +656,7 @@ class Simulation {
     const auto lease_seconds = desk_.submit(lease, group, now_);
     if (lease_seconds) {
       fleet_->machine(worker.ticket).rollouts += scenario_.pacing.group_size;
-      // As learner/worker_meter: the worker's own report, and at least half of the time in which it held leases.
+      // Counts as learner/worker_meter does: what the worker reports, but at least half of the time with leases.
       const double busy_s = worker.busy_seconds(now_);
       const double reported_s = busy_s - std::exchange(worker.reported_busy_s, busy_s);
       notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
@@ -703,7 +701,7 @@ class Simulation {
     row.in_flight = desk_.rollouts_in_flight();
     steps_.row = std::move(row);
     steps_.batch = *std::move(batch);
-    push(now_ + steps_.row.train_s, kTrained, 0);
+    push(now_ + steps_.row.train_s, kTrained, kNoWorker);
     request_work_for_idle();
   }
 
@@ -713,10 +711,10 @@ class Simulation {
     steps_.wait_began_s = now_;
     notify_fleet(fleet::StepMeasured{from_seconds(steps_.row.train_s), *scenario_.pacing.steps_total - desk_.step()});
     // Workers that wait for work show the fleet core that it has more capacity than work.
-    const bool has_no_work = desk_.has_no_work(Version{outbox_.newest_sent}, now_);
+    const bool has_no_room = desk_.has_no_room(Version{outbox_.newest_sent}, now_);
     for (const auto& [place, worker_index] : workers_.idle())
       notify_fleet(fleet::Heartbeat{.worker = id_of(worker_index),
-                                    .turned_away = has_no_work && !workers_[worker_index].holds_work(),
+                                    .turned_away = has_no_room && !workers_[worker_index].holds_work(),
                                     .without_work_s = desk_.take_seconds_without_work(id_of(worker_index), now_)});
     for (const AwaitedQuorums::Measured& measured : quorums_.take_measured())
       notify_fleet(fleet::BroadcastMeasured{.broadcast_time = measured.broadcast_time,
@@ -741,7 +739,7 @@ class Simulation {
     if (is_last_step) {
       steps_.set_phase(LearnerPhase::kFinishing);
       steps_.wait_began_s = now_;
-      push(now_ + seconds(rules::kFinalInstallWait), kFinalWaitEnds, 0);
+      push(now_ + seconds(rules::kFinalInstallWait), kFinalWaitEnds, kNoWorker);
       return ok();
     }
     notify_fleet(fleet::LearnerWaiting{true});

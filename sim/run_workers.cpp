@@ -52,7 +52,7 @@ void RunWorkers::set_state(std::size_t worker_index, WorkerState next) {
   leave_idle_queue(worker_index);
   worker.queue.clear();
   worker.queue.shrink_to_fit();
-  worker.awaiting_submission.clear();
+  worker.awaiting_longest.clear();
 }
 
 void RunWorkers::set_token_rate_fraction(std::size_t worker_index, double fraction) {

@@ -47,17 +47,19 @@ struct SimWorker {
   std::uint64_t slowed_by = 0;                             // index of the slowdown, from 1; 0: none
   Arrival arrival;
   WorkerState state = WorkerState::kBooting;
+  // kAsked: takes no new work. kDone: holds no work any more.
   enum class Drain : std::uint8_t { kNo, kAsked, kDone } drain = Drain::kNo;
-  std::uint64_t version = 0, delivered = 0;             // newest version installed; newest version received
-  std::uint64_t sent_from_version = 0;                  // publications from this version on were sent to it
-  bool was_sent_version_0 = false;                      // version 0 was sent to it too
+  std::uint64_t version = 0, delivered = 0;  // newest version installed; newest version received
+  // Publications from this version on were sent to it. Grows while it is kSyncing, because it then gets publications
+  // only after its first policy.
+  std::uint64_t sent_from_version = 0;
+  bool was_sent_version_0 = false;  // version 0 was its first policy, sent by the learner to all workers
   bool installing = false, install_is_pending = false;  // pending: it starts once the queue is empty
   bool generating = false;
   double generation_ends_s = 0, generation_began_s = 0;  // of the current work
   std::uint32_t generation_number = 0;  // number of the last kGenerated event; earlier ones that still come are ignored
   std::deque<Work> queue;               // the first is being generated
-  std::size_t groups_awaiting_longest = 0;               // groups that lack only their longest response
-  std::map<LeaseId, Work> awaiting_submission;           // of these, the groups that were not given back
+  std::map<LeaseId, Work> awaiting_longest;              // groups that lack only their longest response
   std::uint64_t idle_queue_place = 0;                    // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0, reported_busy_s = 0;  // reported_busy_s: the part that the learner knows
   double received_bytes = 0, forwarded_bytes = 0;        // of policies
@@ -68,7 +70,7 @@ struct SimWorker {
   bool was_sent(std::uint64_t publication) const {
     return publication >= sent_from_version || (publication == 0 && was_sent_version_0);
   }
-  bool holds_work() const { return !queue.empty() || !awaiting_submission.empty(); }
+  bool holds_work() const { return !queue.empty() || !awaiting_longest.empty(); }
   // Seconds of generating until now.
   double busy_seconds(double now_s) const {
     return busy_s + (generating ? std::max(0.0, std::min(now_s, generation_ends_s) - generation_began_s) : 0);
@@ -80,7 +82,7 @@ struct SimWorker {
 // The workers of a simulated run, numbered from 0: worker_index is a worker's id minus one.
 class RunWorkers {
  public:
-  // Adds a booting worker. Returns its index, which is its WorkerId minus 1.
+  // Adds a booting worker. Returns its index.
   std::size_t add(SimWorker worker);
   // Aborts if the state may not follow the current one.
   void set_state(std::size_t worker_index, WorkerState next);
@@ -89,7 +91,7 @@ class RunWorkers {
   void forget(provisioner::Ticket ticket) { by_ticket_.erase(ticket); }
   void enter_idle_queue(std::size_t worker_index);
   void leave_idle_queue(std::size_t worker_index);
-  // If the worker shall drain and holds no work, next_drained() will return it.
+  // Ends the drain of a worker that was asked to drain, if it holds no work: next_drained() will return it.
   void end_drain(std::size_t worker_index);
   std::optional<WorkerId> next_drained();  // each once, in order
 

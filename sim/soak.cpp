@@ -28,6 +28,9 @@ constexpr Duration kWakeSpread = std::chrono::seconds(20);           // spread o
 constexpr double kPlannedTimeFactor = 2;
 constexpr Duration kAllowance = std::chrono::seconds(1);
 constexpr int kHeartbeatsAllowed = 4;
+// Longer than any WorkerOptions::install_time of make_soak_scenario(). Waited for after the limit, because the limit
+// does not include the installation.
+constexpr Duration kInstallTimeMax = std::chrono::seconds(1);
 constexpr int kAttemptsMax = 3, kAttemptsMaxWithMalice = 6;
 // How long the topology must have been unchanged before the first and before a further attempt, and the longest wait
 // for that.
@@ -178,7 +181,7 @@ class SoakRun {
 
   void reset_connections_repeatedly(std::size_t worker) {
     if (run_is_ending_) return;
-    // 0.4 to 1.6 s, different for neighbouring workers.
+    // 0.4 to 1.6 s, by the worker's number, so that not all workers reconnect at once.
     const auto interval = std::chrono::milliseconds(400 + 300 * (worker % 5));
     world_.run_at(world_.now() + interval, [this, worker] { reset_connections_repeatedly(worker); });
     world_.reset_all_connections(fleet_.worker(worker).host);
@@ -194,7 +197,7 @@ class SoakRun {
       return world_.now() + scenario_.sleep_time +
              Duration(world_.random().below(static_cast<std::uint64_t>(kWakeSpread.count())));
     };
-    fleet_.start_learner();
+    fleet_.start_learner();  // if it is down, because from now on no process starts
     fleet_.block_starts(true);
     for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       if (world_.random().below(4) == 0)
@@ -209,7 +212,8 @@ class SoakRun {
     return violated;
   }
 
-  // Publishes small versions one after another. A worker that lacks a piece of one must get it although others follow.
+  // Publishes small versions one after another. A worker that lacks a piece of a version must get that piece although
+  // further versions follow.
   bool publish_stream() {
     const TimePoint end = world_.now() + scenario_.stream_time;
     std::optional<Version> overdue;  // the newest version that all workers should have
@@ -281,7 +285,8 @@ class SoakRun {
   // Number of changes of the topology or its edges so far.
   std::uint64_t disturbances() const { return invariants_.counts().topologies + invariants_.counts().edge_failures; }
 
-  // Measures how long a publication takes in peace (see kPlannedTimeFactor).
+  // Checks how long a publication takes in peace (see kPlannedTimeFactor), if the scenario permits that. Returns
+  // whether an invariant was violated, here or while the world ran.
   bool check_publication_time() {
     fleet_.stop_messages();
     bool some_are_malicious = false;
@@ -290,6 +295,7 @@ class SoakRun {
       some_are_malicious = some_are_malicious || worker.malice.any();
     }
     for (int attempt = 1;; ++attempt) {
+      // Waits for a stable topology: without a disturbance for the stable time, if that comes before the deadline.
       const TimePoint stable_deadline = world_.now() + kStableWaitMax;
       constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
       for (std::uint64_t before = kUnknown; before != disturbances() && world_.now() < stable_deadline;) {
@@ -297,9 +303,8 @@ class SoakRun {
         if (advance(attempt == 1 ? kStableTime : kStableTimeOfRetry)) return true;
       }
       if (!fleet_.learner() || fleet_.is_publishing()) return false;
-      if (world_.now() >= stable_deadline && !scenario_.blocked_dials.empty())
-        // A worker that cannot reach most others never settles.
-        return false;
+      // A worker that cannot dial most other workers changes its parents again and again.
+      if (world_.now() >= stable_deadline && !scenario_.blocked_dials.empty()) return false;
       const auto limit = time_limit();
       if (!limit) return false;
       std::vector<std::size_t> timed_workers;
@@ -312,7 +317,8 @@ class SoakRun {
       fleet_.publish(spec);
       const Version version = *fleet_.newest();
       std::string late_workers;
-      // Whether all timed workers installed the version within `time_max`. Lists the others in late_workers.
+      // Whether all timed workers have installed the version within `time_max`. Sets late_workers to those that have
+      // not.
       const auto all_have_installed = [&](Duration time_max) {
         late_workers.clear();
         for (const std::size_t i : timed_workers) {
@@ -325,8 +331,7 @@ class SoakRun {
         }
         return late_workers.empty();
       };
-      // The last second is for the installation, which does not count.
-      while (!all_have_installed(*limit) && world_.now() < begin + *limit + std::chrono::seconds(1))
+      while (!all_have_installed(*limit) && world_.now() < begin + *limit + kInstallTimeMax)
         if (advance(kCheckInterval)) return true;
       ++timed_publications_;
       if (all_have_installed(*limit)) return false;
@@ -350,15 +355,15 @@ class SoakRun {
   }
 
   void partition(const ScenarioEvent& event) {
-    std::vector<HostId> sides[2];
+    std::vector<HostId> sides[2];  // hosts in event.group; other hosts
     for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       const bool in_group = std::binary_search(event.group.begin(), event.group.end(), i);
       sides[in_group ? 0 : 1].push_back(fleet_.worker(i).host);
     }
     sides[event.with_learner ? 0 : 1].push_back(fleet_.learner_host());
-    // If it is one-way, only data from the first argument's side to the second's is lost.
-    const std::uint64_t partition_number = world_.start_partition(
-        sides[event.loses_incoming ? 1 : 0], sides[event.loses_incoming ? 0 : 1], event.is_one_way);
+    // A one-way partition loses only data from the first argument's hosts to those of the second.
+    const std::size_t from = event.loses_incoming ? 1 : 0;
+    const std::uint64_t partition_number = world_.start_partition(sides[from], sides[1 - from], event.is_one_way);
     partitions_.push_back(partition_number);
     world_.run_at(world_.now() + event.length, [this, partition_number] { world_.end_partition(partition_number); });
   }
@@ -397,7 +402,7 @@ class SoakRun {
     final_is_published_ = true;
   }
 
-  // The learner says goodbye, and all processes must leave.
+  // The learner ends the run, and all processes must leave.
   void end_run() {
     run_is_ending_ = true;
     fleet_.end_run();

@@ -20,8 +20,7 @@ struct SoakResult {
   std::uint64_t timed = 0;  // publications whose delivery time was checked in peace
 };
 
-// Runs one seed. Equal seeds give equal trace hashes on every machine. `trace` receives a line per event. Thread-safe:
-// calls share nothing.
+// Runs one seed. Equal seeds give equal trace hashes on every machine. `trace` receives a line per event. Thread-safe.
 SoakResult soak(std::uint64_t seed, std::function<void(const std::string&)> trace = {});
 
 struct SoakOptions {

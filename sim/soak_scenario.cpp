@@ -61,9 +61,9 @@ void randomize_learner(LearnerOptions& learner, Dice& dice, std::uint64_t full_p
   learner.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   learner.chooses_policy = dice.chance(0.3);
   learner.chain_rate = BitRate::from_mbit_per_s(dice.log_uniform(4, 40));
-  // The uplink that the learner plans with: a whole number of chains, one to eight.
-  learner.uplink_min = BitRate{learner.chain_rate.bits_per_s *
-                               std::floor(std::clamp(up.bits_per_s / learner.chain_rate.bits_per_s, 1.0, 8.0))};
+  // The uplink that the learner plans with feeds a whole number of chains, one to eight.
+  const double chain_count = std::clamp(up.bits_per_s / learner.chain_rate.bits_per_s, 1.0, 8.0);
+  learner.uplink_min = BitRate{learner.chain_rate.bits_per_s * std::floor(chain_count)};
   learner.heartbeat = dice.time(milliseconds(100), milliseconds(500));
   learner.network.heartbeat_timeout = learner.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
   if (dice.chance(0.5)) learner.away_max = dice.time(seconds(10), seconds(60));
@@ -196,7 +196,7 @@ class Script {
     event.corrupted_pieces = 1 + dice_.below(kCorruptedPiecesMax);
     add(std::move(event));
   }
-  // The learner is down for up to 5 s, rarely for up to 45 s. That can exceed away_max, after which workers leave it.
+  // The learner is down for up to 5 s, rarely for up to 45 s. That can exceed away_max, after which workers leave.
   void add_learner_crash() {
     ScenarioEvent event = random_event(ScenarioEvent::Kind::kLearnerCrash);
     event.length = dice_.time(milliseconds(50), dice_.chance(0.05) ? seconds(45) : seconds(5));
@@ -268,7 +268,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       static_cast<std::uint64_t>(dice.log_uniform(20'000, std::max(40'000.0, full_bytes_max)));
   randomize_learner(learner, dice, full_policy_bytes);
   const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
-  const double bits_for_all =  // a full policy for every worker
+  const double bits_for_all =  // full policies, one for each worker
       8.0 * static_cast<double>(full_policy_bytes) * static_cast<double>(scenario.workers_at_start + late_workers);
   // A publication must not expire before the slowest topology has delivered it.
   if (learner.publication_lifetime < std::chrono::hours(1))
@@ -348,12 +348,13 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       scenario.delivery_time_max += from_seconds(2 * bits_for_all / learner_up.bits_per_s);
     scenario.stream_time = scenario.delivery_time_max + seconds(30);
     scenario.stream_interval = dice.time(milliseconds(300), seconds(3));
-    // The bytes that a star, or a chain of the slowest workers, carries in a quarter of that time.
+    // At most the bytes that a star, or a chain of the slowest workers, carries in a quarter of the interval.
     const double bits_per_s =
         std::min(learner_up.bits_per_s / static_cast<double>(scenario.workers.size()), kSlowestWorkerBitsPerS);
+    const auto carried_bytes =
+        static_cast<std::uint64_t>(echoline::seconds(scenario.stream_interval) * bits_per_s / 8 / 4);
     scenario.stream_bytes =
-        1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_policy_bytes / 4,
-                      static_cast<std::uint64_t>(echoline::seconds(scenario.stream_interval) * bits_per_s / 8 / 4)});
+        1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_policy_bytes / 4, carried_bytes});
   }
   for (WorkerOptions& worker : scenario.workers)
     if (worker.malice.any() && dice.chance(0.3)) {

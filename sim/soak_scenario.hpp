@@ -30,18 +30,19 @@ struct ScenarioEvent {
     kLearnerNoFiles,     // the learner may not open files, so no connections, for `length`
     kDiskCorruption,     // bits on the host's disk flip
     kClockStep,          // the machine dies; it restarts after `length` with its clock moved by `clock_step`
-    kLearnerClockStep,   // the same, for the learner's machine
+    kLearnerClockStep,   // the learner's machine dies, and restarts in the same way
   };
-  Duration at{}, length{};  // after the start; of the fault, or until a restart
+  Duration at{};      // after the start
+  Duration length{};  // of the fault, or until a restart
   Kind kind{};
   std::size_t worker = 0;
   Death death = Death::kCrash;
   // Workers on one side of a partition. `with_learner`: the learner is on that side. `is_one_way`: only data from that
-  // side to the other is lost, or, with `loses_incoming`, only data from the other side to it.
+  // side is lost, or only data to that side if `loses_incoming` is set.
   std::vector<std::size_t> group;
   bool is_one_way = false, loses_incoming = false, with_learner = false;
   PublishSpec publish;
-  Duration clock_step{};             // by which the clock is moved
+  Duration clock_step{};             // added to the host's clock
   std::size_t corrupted_pieces = 0;  // data pieces on the disk in which a bit flips
   std::uint64_t versions_lost = 0;   // newest versions that the trainer's checkpoint lacks
   bool is_delta = false;             // the publication is based on the newest version at that time
@@ -69,7 +70,7 @@ struct SoakScenario {
 };
 
 SoakScenario make_soak_scenario(std::uint64_t seed);
-// "17 workers (2 malicious, 1 behind NAT), echo2, ..."
+// A description in one line.
 std::string to_text(const SoakScenario& scenario);
 
 }  // namespace echoline::sim

@@ -69,16 +69,16 @@ void World::kill(HostId id, Death death) {
   trace_line("host {} {}", id, death == Death::kCrash ? "crashes" : "loses power");
   const bool crash = death == Death::kCrash;
   for (const auto& [conn, side] : host.connections) {
-    End& self = end(side);
+    End &self = end(side), &peer = end(peer_side(side));
     self.state = End::State::kClosed;
     self.vanished = !crash;
     self.outbound.clear();
-    Fifo<Transfer>& outgoing = end(peer_side(side)).inbound;
+    Fifo<Transfer>& outgoing = peer.inbound;  // all transfers from this end that the peer has not read
     // Data that has not left the uplink is lost.
     while (!outgoing.empty() && outgoing.back().sent_at > now_) {
       Transfer& unsent = outgoing.back();
-      // The first unsent transfer may have left in part.
-      if (outgoing.size() == 1 || outgoing[outgoing.size() - 2].sent_at <= now_) {
+      const bool is_first_unsent = outgoing.size() == 1 || outgoing[outgoing.size() - 2].sent_at <= now_;
+      if (is_first_unsent) {  // a random part of it may have left
         const std::size_t sent_bytes = unsent.size() ? random_.below(unsent.size()) : 0;
         const std::size_t sent_head_bytes = std::min(sent_bytes, unsent.head.size());
         if (sent_bytes > 0 && unsent.ending == Transfer::Ending::kNone) {
@@ -90,8 +90,7 @@ void World::kill(HostId id, Death death) {
       }
       outgoing.pop_back();
     }
-    End& peer = end(peer_side(side));
-    peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
+    peer.on_downlink_transfers = std::min(peer.on_downlink_transfers, peer.inbound.size());
     peer.arrived_transfers = std::min(peer.arrived_transfers, peer.inbound.size());
     if (crash && peer.state != End::State::kClosed) queue_transfer(side, Transfer::of_ending(Transfer::Ending::kReset));
     if (peer.state == End::State::kClosed || peer.state == End::State::kNone) free_connection(*side.connection);
@@ -146,7 +145,7 @@ void World::end_partition(std::uint64_t number) {
     for (const std::size_t end_index : {0, 1}) {
       const Side side{connection.get(), end_index};
       End &self = end(side), &peer = end(peer_side(side));
-      if (!connection->in_use || partitions_.separate(peer.host, self.host)) continue;
+      if (!connection->in_use || partitions_.separates(peer.host, self.host)) continue;
       if (self.parked_transfers == 0 && self.unacknowledged_bytes == 0) continue;
       // TCP uses the healed path from its next retransmission on.
       const TimePoint retransmitted_at =
@@ -171,7 +170,7 @@ bool World::reset_random_connection(HostId id) {
 
 void World::reset_all_connections(HostId id) {
   Host& host = *hosts_[id.value];
-  for (const auto& [conn, side] : std::map(host.connections)) {
+  for (const auto& [conn, side] : std::map(host.connections)) {  // a copy: break_connection() erases
     if (!host.process || !find_side(id.value, conn) || end(side).state != End::State::kOpen) continue;
     trace_line("host {} loses connection {}", id, conn);
     break_connection(side, "connection reset by the network");
@@ -181,13 +180,15 @@ void World::reset_all_connections(HostId id) {
 void World::change_address(HostId id) {
   Host& host = *hosts_[id.value];
   addresses_.host_by_address.erase(host.endpoint.host);
-  const std::uint64_t change = ++addresses_.changes;  // numbers the new addresses, so that none is used twice
+  // New addresses are in 172.16.0.0/12, numbered, so that none is used twice or is another host's first one
+  // (10.0.0.0/8).
+  const std::uint64_t change = ++addresses_.changes;
   host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (change >> 16 & 15), change >> 8 & 255, change & 255);
   addresses_.host_by_address[host.endpoint.host] = id.value;
   hash_event(kHashChangeAddress, id.value, change);
   trace_line("host {} is at {} from now on", id, host.endpoint.host);
-  for (const auto& [conn, side] : std::map(host.connections)) {
-    if (!find_side(id.value, conn)) continue;  // its core has closed it meanwhile
+  for (const auto& [conn, side] : std::map(host.connections)) {  // a copy: the loop erases, and so may the core
+    if (!find_side(id.value, conn)) continue;
     End &self = end(side), &peer = end(peer_side(side));
     if (self.state != End::State::kOpen) {
       break_connection(side, "the network has changed");
@@ -196,7 +197,7 @@ void World::change_address(HostId id) {
     self.outbound.clear();
     while (peer.inbound.size() > peer.arrived_transfers)
       peer.inbound.pop_back();  // data on its way to the peer is lost
-    peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
+    peer.on_downlink_transfers = std::min(peer.on_downlink_transfers, peer.inbound.size());
     self.state = End::State::kClosed;
     host.connections.erase(conn);
     trace_line("host {} connection {} ends: the network has changed", id, conn);
@@ -247,7 +248,7 @@ bool World::run(TimePoint until, const std::function<bool()>& done) {
     handle(event);
     if (done()) return true;
   }
-  now_ = until == kNever ? now_ : std::max(now_, until);
+  if (until != kNever) now_ = std::max(now_, until);
   return done();
 }
 
@@ -255,7 +256,7 @@ void World::handle(const Event& event) {
   // Events of a paused process wait. Scripts and the uplink belong to the world, not to a process.
   if (event.kind != kScript && event.kind != kUplink && hosts_[event.host]->paused_until > now_) {
     Host& host = *hosts_[event.host];
-    // Otherwise on_timer() would ignore the moved event.
+    // on_timer() ignores an event at another time than `timer_at`.
     if (event.kind == kTimer && host.timer_at == event.at) host.timer_at = host.paused_until;
     return queue_.push(host.paused_until, event.kind, event.host, event.detail, event.generation);
   }
@@ -364,7 +365,7 @@ void World::perform(std::size_t host_index, Action&& action) {
   if (auto* sending = std::get_if<act::Send>(&action)) return send(host_index, std::move(*sending));
   if (const auto* dialling = std::get_if<act::Dial>(&action)) return dial(host_index, *dialling);
   if (const auto* closing = std::get_if<act::Close>(&action)) return close(host_index, closing->conn);
-  if (const auto* admit = std::get_if<act::Admit>(&action)) {
+  if (const auto* admit = std::get_if<act::Admit>(&action)) {  // until then the decoder takes only small messages
     if (const Side side = find_side(host_index, admit->conn)) end(side).decoder.admit();
     return;
   }

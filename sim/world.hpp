@@ -166,7 +166,7 @@ class World {
     std::vector<std::unique_ptr<Connection>> all;
     std::vector<std::size_t> free;
     Connection& take();
-    void check() const;  // aborts if a slot is free and in use, or neither
+    void check() const;  // aborts if a slot is both free and in use, or neither
   };
   enum EventKind : std::uint32_t {
     kScript,     // a function given to run_at()
@@ -183,7 +183,7 @@ class World {
     kRead,       // arrived data may be read
     kDisk        // an operation of the disk is complete
   };
-  // The end of a connection that an event is about.
+  // One end of a connection.
   struct Side {
     Connection* connection = nullptr;
     std::size_t end_index = 0;  // in Connection::ends
@@ -209,7 +209,7 @@ class World {
   void on_accept(const Side& dialler);
   void fail_dial(const Side& dialler, std::string reason, TimePoint at);
   Result<overlay::trust::PeerIdentity> verify_certificate(const std::string& certificate, std::size_t verifier,
-                                                          bool ageless);
+                                                          CertificateDates dates);
 
   void send(std::size_t host, overlay::act::Send&& message);
   void queue_transfer(const Side& from, Transfer&& transfer);

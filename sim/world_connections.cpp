@@ -64,14 +64,15 @@ void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
   push(at, kDialFails, dialler);
 }
 
-// The first packet has reached the dialled host.
+// The first packet has reached the dialled host. If the path is blocked, the packet is sent again until the dial times
+// out.
 void World::on_syn(const Side& dialler) {
   Connection& connection = *dialler.connection;
   const std::size_t from = end(dialler).host, to = end(peer_side(dialler)).host;
   Host& server = *hosts_[to];
   const TimePoint deadline = connection.dialled + options_.dial_timeout;
   const TimePoint links_stopped_until = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
-  if (partitions_.separate(from, to) || partitions_.separate(to, from) || links_stopped_until > now_) {
+  if (partitions_.separates(from, to) || partitions_.separates(to, from) || links_stopped_until > now_) {
     const TimePoint retry_at = std::max(now_ + kSynRetry, links_stopped_until);
     if (retry_at >= deadline) return fail_dial(dialler, "connection timed out", deadline);
     return push(retry_at, kSyn, dialler);
@@ -92,9 +93,11 @@ void World::on_connected(const Side& dialler) {
   if (!server.process || server.incarnation != peer.incarnation)
     return break_connection(dialler, "connection reset during the handshake");
   if (certificates_.authority) {
-    const auto identity = verify_certificate(server.certificate, self.host, connection.expected == kLearnerId);
-    if (!identity) return break_connection(dialler, identity.error().message());
     const bool expects_learner = connection.expected == kLearnerId;
+    // The learner's certificate is valid however old it is.
+    const auto identity = verify_certificate(server.certificate, self.host,
+                                             expects_learner ? CertificateDates::kIgnored : CertificateDates::kChecked);
+    if (!identity) return break_connection(dialler, identity.error().message());
     const bool is_expected =
         expects_learner ? identity->kind == PeerIdentity::Kind::kLearner
                         : identity->kind == PeerIdentity::Kind::kWorker && identity->worker == connection.expected;
@@ -113,7 +116,7 @@ void World::on_connected(const Side& dialler) {
   perform_actions(self.host);
 }
 
-// The dialled end opens, after the dialling one. A worker's certificate is checked only here.
+// The dialled end opens, after the dialling one. The dialler's certificate is checked only here.
 void World::on_accept(const Side& dialler) {
   Connection& connection = *dialler.connection;
   End &client = end(dialler), &self = end(peer_side(dialler));
@@ -133,7 +136,7 @@ void World::on_accept(const Side& dialler) {
   PeerIdentity identity;
   // A worker that enrols has no certificate yet.
   if (certificates_.authority && connection.service != act::Service::kEnrol) {
-    const auto proven = verify_certificate(hosts_[client.host]->certificate, self.host, false);
+    const auto proven = verify_certificate(hosts_[client.host]->certificate, self.host, CertificateDates::kChecked);
     if (!proven) {
       trace_line("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
       return refuse();
@@ -143,7 +146,7 @@ void World::on_accept(const Side& dialler) {
   if (server.links_stopped_until > now_) return push(server.links_stopped_until, kAccepts, dialler);
   if (server.connections.size() >= server.connections_max) return refuse();
   self.id = ConnId{server.next_accepted_id};
-  server.next_accepted_id += 2;
+  server.next_accepted_id += 2;  // the core gives odd ids to the connections that it dials
   self.state = End::State::kOpen;
   self.peer = identity.kind == PeerIdentity::Kind::kWorker ? std::optional(identity.worker) : std::nullopt;
   server.connections.emplace(self.id, peer_side(dialler));
@@ -154,8 +157,9 @@ void World::on_accept(const Side& dialler) {
 }
 
 // Checks a certificate at the run's time as the host `verifier` knows it.
-Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t verifier, bool ageless) {
-  return certificates_.verify(certificate, hosts_[verifier]->process->core().run_unix_s(now_), ageless);
+Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t verifier,
+                                               CertificateDates dates) {
+  return certificates_.verify(certificate, hosts_[verifier]->process->core().run_unix_s(now_), dates);
 }
 
 void World::close(std::size_t host_index, ConnId conn) {

@@ -26,26 +26,29 @@ struct RunAuthority {
   overlay::trust::PublicKey key;
 };
 
-// Checks certificates as the handshake does. Each is parsed once.
+enum class CertificateDates : std::uint8_t { kChecked, kIgnored };
+
+// Checks certificates as the handshake does. Remembers the results, because parsing is slow.
 struct Certificates {
   struct Checked {
     Result<overlay::trust::PeerIdentity> identity;
-    double valid_from_unix_s;  // earliest time at which it was valid
+    double valid_from_unix_s;  // earliest time at which a check found it valid
   };
   std::optional<RunAuthority> authority;   // absent: all connections are anonymous
   std::map<std::string, Checked> checked;  // by the certificate's bytes
-  // `ageless`: its dates are not checked (the learner's certificate).
-  Result<overlay::trust::PeerIdentity> verify(const std::string& certificate, double now_unix_s, bool ageless);
+  Result<overlay::trust::PeerIdentity> verify(const std::string& certificate, double now_unix_s,
+                                              CertificateDates dates);
 };
 
 class Partitions {
  public:
-  std::uint64_t start(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way, std::size_t hosts);
-  // False: there is no such partition.
+  std::uint64_t start(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way,
+                      std::size_t host_count);
+  // Returns whether there was such a partition.
   bool end(std::uint64_t number) {
     return std::erase_if(partitions_, [&](const Partition& partition) { return partition.number == number; }) > 0;
   }
-  bool separate(std::size_t from, std::size_t to) const;
+  bool separates(std::size_t from, std::size_t to) const;  // whether data from one host to the other is held back
 
  private:
   struct Partition {
@@ -54,7 +57,7 @@ class Partitions {
     bool one_way;
   };
   std::vector<Partition> partitions_;
-  std::uint64_t next_ = 0;
+  std::uint64_t next_number_ = 0;
 };
 
 // The hosts' present addresses.
@@ -63,7 +66,7 @@ struct Addresses {
   std::uint64_t changes = 0;
 };
 
-// All traffic between two regions shares one link, in order of arrival.
+// All traffic from one region to another shares one link, in order of arrival.
 struct RegionLinks {
   std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> free_at;  // by regions (from, to)
   std::uint64_t bytes_crossed = 0;
@@ -72,7 +75,7 @@ struct RegionLinks {
                       TimePoint sent_at);
 };
 
-// Functions to run at a time, by the number that their event carries.
+// Functions that wait for their time, by the number that their event carries.
 struct Scripts {
   std::unordered_map<std::uint64_t, std::function<void()>> waiting;
   std::uint64_t next = 0;

@@ -9,6 +9,7 @@ using namespace overlay;
 
 namespace {
 
+// An absent rate is unlimited.
 Duration time_for(std::size_t bytes, const std::optional<BitRate>& rate) {
   return rate ? from_seconds(static_cast<double>(bytes) / rate->bytes_per_s()) : Duration{};
 }
@@ -49,7 +50,8 @@ void World::send(std::size_t host_index, act::Send&& message) {
   if (!host.rewriter)
     return queue_transfer(
         side, {.head = std::move(message.head), .tail = std::move(message.tail), .reported_bytes = unreported_bytes});
-  // The sending core learns only of the bytes it wrote, so they are reported with the first transfer.
+  // The core expects a report of the bytes that it wrote itself. They are reported with the first transfer on their
+  // connection.
   for (act::Send& out : host.rewriter->rewrite(std::move(message), now_)) {
     const Side target = find_side(host_index, out.conn);  // the rewriter may send on other connections too
     if (!target || end(target).state != End::State::kOpen) continue;
@@ -112,21 +114,21 @@ void World::start_transfer(const Side& from, Transfer&& transfer) {
   }
   Duration latency = delay_and_jitter(self.host, peer.host);
   if (options_.stalled_transfer_share > 0 && random_.uniform() < options_.stalled_transfer_share)
-    latency += kRetransmissionTimeout * (1 << random_.below(4));  // TCP doubles the timeout each time
+    latency += kRetransmissionTimeout * (1 << random_.below(4));  // up to 8 times: TCP doubles the timeout each time
   const TimePoint crossed_at =
       transfer.ending == Transfer::Ending::kReset
           ? transfer.sent_at
           : region_links_.passed_at(options_.regions, host.region, hosts_[peer.host]->region, bytes, transfer.sent_at);
   transfer.arrives_at = std::max(crossed_at + latency, peer.last_arrival);
   peer.last_arrival = transfer.arrives_at;
-  // The first byte is ahead of the last one by the time of sending.
+  // The first byte is ahead of the last one by the time on the uplink.
   const TimePoint first_byte_at =
       std::max({now_ + latency, transfer.arrives_at - (transfer.sent_at - now_), peer.first_arrival});
   peer.first_arrival = first_byte_at;
   const TimePoint arrives_at = transfer.arrives_at;  // `transfer` is moved away below
   peer.inbound.push(std::move(transfer));
   if (hosts_[peer.host]->link.down)
-    push(std::max(first_byte_at, now_), kFirstByte, peer_side(from));
+    push(first_byte_at, kFirstByte, peer_side(from));
   else
     push(arrives_at, kArrives, peer_side(from));
 }
@@ -135,13 +137,13 @@ void World::start_transfer(const Side& from, Transfer&& transfer) {
 void World::report_sent_bytes(const Side& side) {
   const std::size_t host_index = end(side).host;
   Host& host = *hosts_[host_index];
-  // The buffers hold twice the data in flight on the path, and at least kBufferBytesMin, as on a slow system.
+  // The buffers hold twice the data in flight in a round trip, and at least kBufferBytesMin.
   constexpr std::size_t kBufferBytesMin = 256 * 1024;
-  const double path_bytes =
+  const double in_flight_bytes =
       host.link.up
           ? host.link.up->bytes_per_s() * seconds(2 * (delay(host_index, end(peer_side(side)).host) + options_.jitter))
           : 0;
-  const std::size_t buffer_bytes = std::max(kBufferBytesMin, static_cast<std::size_t>(2 * path_bytes));
+  const std::size_t buffer_bytes = std::max(kBufferBytesMin, static_cast<std::size_t>(2 * in_flight_bytes));
   while (host.process && side.connection->in_use) {
     End& self = end(side);
     if (self.state != End::State::kOpen || self.unreported_sent == 0 || self.unreported.empty()) return;
@@ -157,11 +159,11 @@ void World::report_sent_bytes(const Side& side) {
 // The first byte is at the downlink: computes when the last one has passed it.
 void World::on_first_byte(const Side& to) {
   End& self = end(to);
-  if (self.scheduled_transfers >= self.inbound.size()) return;  // its sender died meanwhile
-  const Transfer& transfer = self.inbound[self.scheduled_transfers++];
+  if (self.on_downlink_transfers >= self.inbound.size()) return;  // its sender died meanwhile
+  const Transfer& transfer = self.inbound[self.on_downlink_transfers++];
   Host& host = *hosts_[self.host];
-  const TimePoint arrives_at =
-      std::max(transfer.arrives_at, std::max(now_, host.downlink_free_at) + time_for(transfer.size(), host.link.down));
+  const TimePoint starts_at = std::max(now_, host.downlink_free_at);
+  const TimePoint arrives_at = std::max(transfer.arrives_at, starts_at + time_for(transfer.size(), host.link.down));
   if (transfer.size() > 0) host.downlink_free_at = arrives_at;
   push(arrives_at, kArrives, to);
 }
@@ -169,7 +171,7 @@ void World::on_first_byte(const Side& to) {
 void World::on_arrive(const Side& to) {
   End &self = end(to), &peer = end(peer_side(to));
   if (self.arrived_transfers >= self.inbound.size()) return;  // its sender died meanwhile
-  if (partitions_.separate(peer.host, self.host)) {
+  if (partitions_.separates(peer.host, self.host)) {
     ++self.parked_transfers;
     return;
   }
@@ -177,13 +179,13 @@ void World::on_arrive(const Side& to) {
       std::max(hosts_[self.host]->links_stopped_until, hosts_[peer.host]->links_stopped_until);
   if (stopped_until > now_ && !peer.vanished) return push(stopped_until, kArrives, to);
   if (self.state == End::State::kClosed) {
-    // No process reads it. A restarted machine answers with a reset.
+    // No process reads the transfer. A restarted machine answers with a reset.
     if (self.vanished && hosts_[self.host]->has_power && peer.state == End::State::kOpen) {
       self.vanished = false;
       queue_transfer(to, Transfer::of_ending(Transfer::Ending::kReset));
     }
     self.inbound.pop();
-    if (self.scheduled_transfers > 0) --self.scheduled_transfers;
+    if (self.on_downlink_transfers > 0) --self.on_downlink_transfers;
     return;
   }
   ++self.arrived_transfers;
@@ -198,7 +200,7 @@ void World::read_arrived(Side to) {
     End& self = end(to);
     const std::size_t host_index = self.host;
     Transfer& transfer = self.inbound.front();
-    const std::size_t size = transfer.size(), begin = transfer.read_bytes;  // the core may take only a part
+    const std::size_t size = transfer.size(), begin = transfer.read_bytes;  // an earlier read may have taken a part
     std::size_t taken_bytes = 0;
     if (begin < size) {
       Core& core = hosts_[host_index]->process->core();
@@ -208,16 +210,16 @@ void World::read_arrived(Side to) {
       transfer.read_bytes += taken_bytes;
       core.on_received(taken_bytes, now_);
     }
-    const Slice head = transfer.head, tail = transfer.tail;
+    const Slice head = transfer.head, tail = transfer.tail;  // copies: pop() below removes the transfer
     const Transfer::Ending ending = transfer.ending;
     if (begin + taken_bytes == size) {
       self.inbound.pop();
       --self.arrived_transfers;
-      if (self.scheduled_transfers > 0) --self.scheduled_transfers;
+      if (self.on_downlink_transfers > 0) --self.on_downlink_transfers;
     }
-    // Tells the sender that there is room again.
+    // The receiver's buffer has room again. The sender is notified after the delay, or after a partition.
     End& sender = end(peer_side(to));
-    if (partitions_.separate(host_index, sender.host)) {
+    if (partitions_.separates(host_index, sender.host)) {
       sender.unacknowledged_bytes += taken_bytes;
     } else {
       sender.unread_bytes -= std::min(sender.unread_bytes, taken_bytes);

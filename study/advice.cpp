@@ -83,7 +83,7 @@ void set_cost(AdviceFigures& figures, double usd, double hours) {
   figures.usd_per_hour = hours > 0 ? usd / hours : 0;
 }
 
-// Equal for combinations that differ in keys without an effect, as a lookahead beyond the budget's bound.
+// Also true for combinations that differ only in keys without an effect, such as a lookahead beyond the budget's bound.
 bool are_same_run(const AdviceFigures& a, const AdviceFigures& b) {
   return a.usd == b.usd && a.hours == b.hours && a.staleness_mean == b.staleness_mean;
 }
@@ -136,7 +136,7 @@ class AdviceSearch {
   }
 
   Status read_given() {
-    ECHO_ASSIGN(const SimRun run, load(given_));
+    ECHO_ASSIGN(const SimRun run, load(given_));  // given_ is still empty, so this overrides no searched key
     const auto& staleness = run.config.staleness;
     steps_total_ = run.config.run.steps;
     seed_ = run.scenario.seed;
@@ -155,7 +155,7 @@ class AdviceSearch {
     return ok();
   }
 
-  // The values of a key that are tried with `values`, the run file's first.
+  // The values to try for `key` while the other keys have `values`. The run file's own value comes first.
   std::vector<std::string> choices(std::size_t key, const SearchedValues& values) const {
     std::vector<std::string> all;
     const auto add = [&](std::string value) {
@@ -179,7 +179,7 @@ class AdviceSearch {
       case kHeadroom:
         for (const char* headroom : kHeadrooms) add(headroom);
         break;
-      default:
+      case kPlaces:
         for (const std::string& left_out : regions_) {
           std::vector<std::string> places = regions_;
           std::erase(places, left_out);
@@ -190,11 +190,11 @@ class AdviceSearch {
   }
 
   // Every combination of the keys that pace the run, with the other keys as in `first_settings`, and without headroom:
-  // if that has no plan, no headroom has one.
+  // a combination that has no plan without headroom has none with it.
   std::vector<AdviceCandidate> candidates_of_pacing(const SearchedValues& first_settings) const {
     std::vector<AdviceCandidate> all;
     SearchedValues values = first_settings;
-    values[kHeadroom] = kHeadrooms.front();
+    values[kHeadroom] = kHeadrooms.front();  // "0"
     for (const std::string& budget : choices(kBudget, values)) {
       values[kBudget] = budget;
       for (const std::string& period : choices(kPublishEvery, values)) {
@@ -218,8 +218,8 @@ class AdviceSearch {
     return all;
   }
 
-  // The closed form: dollars and hours of the whole run by the plan's price and the predicted idle time. Not `possible`
-  // if the run file's checks or the planner refuse the combination.
+  // Estimates dollars and hours of the whole run in closed form, from the plan's price and the predicted idle time. Not
+  // `possible` if the run file's checks or the planner refuse the combination.
   AdviceFigures plan(const SearchedValues& values) const {
     AdviceFigures figures;
     const auto run = load(values);
@@ -227,7 +227,7 @@ class AdviceSearch {
     const auto start = sim::plan_simulated_run(run->scenario);
     if (!start || !start->plan_error.empty()) return figures;
     const provisioner::PlanRequest& request = run->scenario.request;
-    constexpr double kIdleMax = 0.99;
+    constexpr double kIdleMax = 0.99;  // the hours below are divided by 1 - idle_fraction
     figures.idle_fraction = std::min(start->idle_predicted.value_or(0), kIdleMax);
     const double hours =
         seconds(request.pace.step_time) / (1 - figures.idle_fraction) * static_cast<double>(steps_total_) / 3600;
@@ -254,8 +254,8 @@ class AdviceSearch {
     return fail(Code::kInfeasible, "", "none of the {} combinations has a plan{}", plans_, why);
   }
 
-  // The closed form knows neither losses nor the tails of long responses. So it chooses among the budgets and
-  // lookaheads of one publication period only.
+  // plan() knows neither losses nor the tails of long responses. So it chooses among the budgets and lookaheads of one
+  // publication period only.
   void keep_best_plans(std::vector<AdviceCandidate>& candidates) const {
     sort_best_first(candidates);
     std::map<std::string, std::size_t> kept_by_period;
@@ -305,7 +305,7 @@ class AdviceSearch {
       }
   }
 
-  // The run file's settings, or with another topology or other places if these are clearly better.
+  // Returns the run file's settings, with another topology or other places if these are clearly better.
   Result<SearchedValues> choose_first_settings() {
     std::vector<AdviceCandidate> candidates{{given_, {}}};
     add_changes(candidates, given_, kKeysTriedFirst);
@@ -313,10 +313,10 @@ class AdviceSearch {
     const AdviceFigures given = candidates.front().figures;
     sort_best_first(candidates);
     const AdviceFigures& best = candidates.front().figures;
-    // Where the run file's settings exceed the limits, the excess is compared, otherwise the aim. 1e-9: against a
-    // division by 0.
+    // If the run file's settings exceed the limits, compares the excess, otherwise the minimised figure. 1e-9 prevents
+    // a division by 0.
     const double ratio = ratio_to_limits(given) > 1 ? ratio_to_limits(best) / ratio_to_limits(given)
-                                                    : target_of(best) / std::max(target_of(given), 1e-9);
+                                                    : minimised_figure(best) / std::max(minimised_figure(given), 1e-9);
     return !given.possible || ratio < kClearlyBetter ? candidates.front().values : given_;
   }
 
@@ -324,7 +324,8 @@ class AdviceSearch {
     std::vector<AdviceCandidate> candidates;
     for (std::size_t key = 0; key < kSearchedKeys; ++key) {
       if (advised.values[key] == given_[key]) continue;
-      advice.effects.push_back({kKeyNames[key], advised.values[key], given_[key], {}, true});
+      advice.effects.push_back(
+          {.key = kKeyNames[key], .advised = advised.values[key], .given = given_[key], .with_given = {}});
       candidates.push_back(advised);
       candidates.back().values[key] = given_[key];
     }
@@ -344,15 +345,14 @@ class AdviceSearch {
     return std::max(arguments_.hours_max ? figures.hours_max / *arguments_.hours_max : 0,
                     arguments_.usd_max ? figures.usd_max / *arguments_.usd_max : 0);
   }
-  // The minimised figure.
-  double target_of(const AdviceFigures& figures) const {
+  double minimised_figure(const AdviceFigures& figures) const {
     return arguments_.aim == AdviceAim::kUsd ? figures.usd : figures.hours;
   }
   bool is_better(const AdviceFigures& a, const AdviceFigures& b) const {
     if (a.possible != b.possible) return a.possible;
     const double ratio_a = std::max(1.0, ratio_to_limits(a)), ratio_b = std::max(1.0, ratio_to_limits(b));
     if (ratio_a != ratio_b) return ratio_a < ratio_b;
-    return std::tuple(target_of(a), a.usd, a.hours) < std::tuple(target_of(b), b.usd, b.hours);
+    return std::tuple(minimised_figure(a), a.usd, a.hours) < std::tuple(minimised_figure(b), b.usd, b.hours);
   }
   // Candidates with fewer changes of the run file come before equal ones with more.
   void sort_best_first(std::vector<AdviceCandidate>& candidates) const {
@@ -391,20 +391,21 @@ class AdviceSearch {
   void estimate_work(std::size_t plans) {
     std::size_t simulations = kPublicationPeriods.size() * kPlansPerPeriod * kHeadrooms.size();
     for (const HalvingRound& round : kRounds) simulations += round.kept;
-    constexpr std::size_t kChangesExpected = 10, kEffectsExpected = 4;
-    simulations += 2 * kChangesExpected + (kRounds.back().kept + 1 + kEffectsExpected) * kAdviceSeeds;
+    constexpr std::size_t kChangesExpected = 20, kEffectsExpected = 4;  // of kKeysTriedAgain; of the best candidate
+    const std::size_t whole_runs = kRounds.back().kept + 1 + kEffectsExpected;  // 1: the run file's own settings
+    simulations += kChangesExpected + whole_runs * kAdviceSeeds;
     work_total_ = plans + simulations;
   }
   void report_progress() {
-    const bool is_expected = work_total_ > 0;  // the plan of the file itself precedes the estimate
-    if (progress_ && is_expected) progress_(std::min(++work_done_, work_total_), work_total_);
+    const bool is_estimated = work_total_ > 0;  // the trials of choose_first_settings() precede the estimate
+    if (progress_ && is_estimated) progress_(std::min(++work_done_, work_total_), work_total_);
   }
 
   const AdviceArguments& arguments_;
   const unsigned threads_;
   std::function<void(std::uint64_t, std::uint64_t)> progress_;
   SearchedValues given_;              // the run file's
-  std::vector<std::string> regions_;  // one of which may be left out; empty: fleet.places is not searched
+  std::vector<std::string> regions_;  // the search leaves out one at a time; empty: fleet.places is not searched
   std::uint32_t given_budget_ = 0, budget_max_ = 0;
   std::uint64_t steps_total_ = 0, seed_ = 0;
   std::size_t plans_ = 0, simulations_ = 0;
@@ -440,8 +441,8 @@ AdviceFigures advice_figures(const sim::RunResult& result, std::uint64_t steps_t
   figures.possible = result.plan_error.empty() && result.ended == "completed";
   figures.workers = result.machines_planned;
   double usd = result.usd_fleet + result.usd_learner, seconds_total = result.wall_s;
-  // Machines boot, receive the first policy and are released because they are too many only in the beginning, which is
-  // paid for once. So each step that was not simulated takes and costs as much as the mean one of the second half.
+  // Only in the beginning do machines boot, receive the first policy, and get released because there are too many. So
+  // each step that was not simulated takes and costs as much as a mean step of the second half.
   const auto& steps = result.by_step;
   if (steps.size() < steps_total && steps.size() >= 2) {
     const sim::SimStep &middle = steps[steps.size() / 2 - 1], &last = steps.back();

@@ -1,6 +1,6 @@
 // Finds settings that make a simulated run cheaper or faster. The planner judges many combinations of a few settings.
-// Short simulations compare those with the best plans, longer ones the best of these (successive halving), and whole
-// ones the last few.
+// The combinations with the best plans are compared by short simulations, the best of these by longer ones (successive
+// halving), and the last few by simulations of the whole run.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -51,12 +51,13 @@ struct AdviceEffect {
 
 struct Advice {
   AdviceAim aim = AdviceAim::kUsd;
-  AdvisedRun given;                   // the run file's
+  AdvisedRun given;                   // with the run file's own settings
   std::vector<AdvisedRun> best;       // at most kAdvisedMax, the best first; simulated completely, with kAdviceSeeds
   std::vector<AdviceEffect> effects;  // of the first of `best`: each key that differs from the run file; greatest first
   std::uint64_t seed = 0;             // the run file's, the first of kAdviceSeeds
-  std::size_t plans = 0, simulations = 0;  // numbers of those that were made
-  bool within_limits = true;  // false: no combination keeps the limits, and `best` has those that exceed them least
+  std::size_t plans = 0, simulations = 0;  // how many were made
+  // False: no combination keeps the limits, and `best` has those that exceed the limits least.
+  bool within_limits = true;
 };
 
 inline constexpr std::size_t kAdvisedMax = 3, kAdviceSeeds = 3;
@@ -67,7 +68,7 @@ inline constexpr std::size_t kAdvisedMax = 3, kAdviceSeeds = 3;
 Result<Advice> advise(const AdviceArguments& arguments,
                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress = {});
 
-// The figures of a run of `steps_total` steps, of which `result` has the first ones or all.
+// The figures of a run of `steps_total` steps. `result` may have only the first of these steps.
 AdviceFigures advice_figures(const sim::RunResult& result, std::uint64_t steps_total);
 
 // The settings of `run` that differ from the run file's.

@@ -13,9 +13,9 @@ namespace echoline::study {
 
 inline constexpr std::size_t kPlotRowsMax = 2000;  // of each kind
 
-// Reads metrics.jsonl and returns its rows by number: steps, evaluations, deltas and their broadcasts. A row written
-// twice, as by a resumed run, counts as written last. A kind with more than kPlotRowsMax rows keeps its first, its
-// last, and those whose number is divisible by a power of two. Errors: as of learner::each_row().
+// Reads metrics.jsonl and returns its rows by number: steps, evaluations, deltas and their broadcasts. If a resumed
+// run wrote a row twice, the later one counts. A kind with more than kPlotRowsMax rows keeps its first, its last, and
+// those whose number is divisible by a power of two. Errors are those of learner::each_row().
 Result<std::vector<nlohmann::json>> plotted_rows(const std::filesystem::path& metrics);
 
 struct LastEvents {

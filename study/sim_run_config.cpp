@@ -30,7 +30,7 @@ struct MachineKind {
 // The section `simulation` as read.
 struct SimulationSection {
   sim::RunScenario scenario;
-  std::optional<double> parameters, snapshot_bytes, density;  // absent: not in the file; so also below
+  std::optional<double> parameters, snapshot_bytes, density;  // here and below, absent: not in the file
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
@@ -44,7 +44,7 @@ struct SimulationSection {
   std::vector<MachineKind> market;
 };
 
-// The 95th percentile may be at most this many times the median. A spread is the pair of the two.
+// A spread is a median and a 95th percentile, which may be at most this many times the median.
 constexpr double kP95OverMedianMax = 1000;
 void check_spread(ConfigSection& section, const char* key_p95, double median, double p95) {
   if (p95 > median && !(median > 0))
@@ -276,7 +276,7 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
     if (!loaded) return as_user_error(std::move(loaded).error());
     profile = std::move(*loaded);
   }
-  // A simulated worker has the figures of the profile unless the run file names an engine.
+  // A simulated worker has the figures of the profile unless the run file names another engine than the default.
   provisioner::Workload workload{.parameters = parameters, .tokens_per_rollout = tokens_mean};
   if (config.worker.engine != "builtin" || config.worker.device != "cpu")
     workload.engines = config.worker.worker_engines();
@@ -292,7 +292,7 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
   return ok();
 }
 
-// The size of a delta, in which this share of the values changes; at most the size of a snapshot.
+// The size of a delta in which the share `density` of the values changes; at most the size of a snapshot.
 Bytes delta_size(double parameters, double density, double bytes_per_change) {
   const double snapshot_bytes = 2 * parameters;  // two bytes for each value
   const double delta_bytes = std::min(snapshot_bytes, parameters * density * bytes_per_change);
@@ -324,7 +324,7 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
     ECHO_TRY(read_offers(config, run.parameters, tokens_mean, scenario));
   else
     add_generated_offers(section, tokens_mean, scenario);
-  if (scenario.regions.empty()) scenario.regions.push_back("");
+  if (scenario.regions.empty()) scenario.regions.push_back("");  // one region for all
   sim::Draws rate_error_draws(scenario.seed, kRateErrorStream);
   for (sim::RunOffer& run_offer : scenario.offers) {
     if (section.rate_error > 0) run_offer.rate_share = 1 + section.rate_error * (2 * rate_error_draws.uniform() - 1);
@@ -343,7 +343,7 @@ Status build_scenario(const SimulationSection& section, SimRun& run) {
   }
 
   const Bytes policy_bf16{static_cast<std::uint64_t>(2 * run.parameters)};
-  scenario.request = learner::plan_request(config, policy_bf16, policy_bf16);
+  scenario.request = learner::plan_request(config, policy_bf16, /*trained=*/policy_bf16);
   scenario.request.fleet.provider = "none";  // then offers of all providers are eligible
   if (section.snapshot_bytes) scenario.snapshot_bytes = Bytes{static_cast<std::uint64_t>(*section.snapshot_bytes)};
   if (section.densities.empty() && section.density)
@@ -397,7 +397,7 @@ Result<SimRun> load_sim_run(Result<ConfigFile> loaded,
                             const std::vector<std::pair<std::string, std::string>>& overrides) {
   if (!loaded) return as_user_error(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
-  (void)loaded->split("sweep");  // `echoline sweep` reads that section
+  (void)loaded->split("sweep");  // removes the section, because only `echoline sweep` reads it
   return read_sim_run(std::move(*loaded));
 }
 

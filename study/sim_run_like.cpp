@@ -94,7 +94,7 @@ class RunMeasurements {
       if (is_snapshot)
         snapshot_bytes = number(row, "patch_bytes");
       else
-        patch_bytes_by_version.set(row_number(row, "version"), number(row, "patch_bytes"));
+        delta_bytes_by_version.set(row_number(row, "version"), number(row, "patch_bytes"));
     } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() &&
                row.value("snapshot", false) == false) {
       // The parts of T_b, the broadcast time: from publishing a version until the quorum has acknowledged it.
@@ -114,7 +114,7 @@ class RunMeasurements {
   }
   StalenessShares ages;
   learner::Distribution train_seconds, encode_seconds, acknowledge_seconds;
-  learner::ThinnedRows patch_bytes_by_version{kSamplesMax};
+  learner::ThinnedRows delta_bytes_by_version{kSamplesMax};
   learner::ThinnedRows seconds_by_step{kSamplesMax};
   double parameters = 0, snapshot_bytes = 0, tokens = 0, rollouts = 0;
 };
@@ -137,7 +137,7 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   BootTimes boot_times;
   ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boot_times.add_row(row), ok(); }));
 
-  const auto& delta_bytes_by_version = measurements.patch_bytes_by_version.rows();
+  const auto& delta_bytes_by_version = measurements.delta_bytes_by_version.rows();
   const double parameters = measurements.parameters;
   if (const std::uint64_t steps = measurements.train_seconds.totals().count();
       steps < kStepsMin || parameters == 0 || delta_bytes_by_version.empty() || measurements.rollouts == 0)
@@ -182,6 +182,16 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
   if (install_seconds.totals().count() > 0) set_key("install_time", time_text(median(install_seconds)));
   if (boot_times.seconds().totals().count() > 0) set_key("boot", time_text(median(boot_times.seconds())));
   return run;
+}
+
+std::vector<std::pair<std::string, std::string>> overrides_like(
+    const MeasuredRun& run, const std::vector<std::pair<std::string, std::string>>& given) {
+  auto overrides = run.world;
+  // A simulation.step_time of the user replaces simulation.step_seconds, the measured time of each step.
+  if (std::ranges::any_of(given, [](const auto& key_value) { return key_value.first == "simulation.step_time"; }))
+    std::erase_if(overrides, [](const auto& key_value) { return key_value.first == "simulation.step_seconds"; });
+  overrides.insert(overrides.end(), given.begin(), given.end());
+  return overrides;
 }
 
 json compare(const MeasuredRun& real, const json& report, const std::vector<json>& metrics) {

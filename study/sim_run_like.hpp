@@ -24,9 +24,13 @@ struct MeasuredRun {
 // kNotFound: not the folder of a run that has ended. kInvalid: the run measured too little.
 Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder);
 
+// Overrides for load_sim_run() of MeasuredRun::config: the measured world, then the user's values, which replace it.
+std::vector<std::pair<std::string, std::string>> overrides_like(
+    const MeasuredRun& run, const std::vector<std::pair<std::string, std::string>>& given);
+
 // The figures of both runs: {"broadcast.t_b_seconds_median": {"real", "simulated"}, ..}, and the total variation
-// distance between the ages of the rollouts trained on, from 0 (equal) to 1. `report` and `metrics`: the simulated
-// run's.
+// distance between the ages of the rollouts trained on, from 0 (equal) to 1. `report` and `metrics` are those of the
+// simulated run.
 nlohmann::json compare(const MeasuredRun& real, const nlohmann::json& report,
                        const std::vector<nlohmann::json>& metrics);
 std::string comparison_table(const nlohmann::json& comparison);

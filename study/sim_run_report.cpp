@@ -86,6 +86,7 @@ std::vector<json> thin_out_metrics(std::vector<json> metrics, std::uint64_t step
   // rows. The first publications and the last step are always kept; they need a few rows more.
   constexpr std::uint64_t kRowsPerStep = 3, kSpareRows = 10;
   constexpr std::uint64_t kRowsForSteps = kMetricRowsMax - kSpareRows;
+  // Rounded up, so that the kept rows are not too many.
   const std::uint64_t stride = std::max<std::uint64_t>(1, (kRowsPerStep * steps + kMetricRowsMax - 1) / kRowsForSteps);
   std::erase_if(metrics, [&](const json& row) {
     const std::uint64_t step =

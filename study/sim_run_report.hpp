@@ -20,8 +20,8 @@ std::vector<nlohmann::json> sim_run_metrics(const sim::RunResult& result);
 std::optional<double> idle_fraction_after_first_step(const sim::RunResult& result);
 nlohmann::json sim_run_report(const SimRun& run, const sim::RunResult& result,
                               const std::vector<nlohmann::json>& metrics);
-// Keeps at most kMetricRowsMax rows, so that pages and files stay small: every n-th step with its publications and
-// broadcasts. `steps`: number of the run's steps.
+// Keeps at most kMetricRowsMax rows, so that pages and files stay small: the rows of every n-th step, and of its
+// publication and broadcast. `steps`: number of the run's steps.
 std::vector<nlohmann::json> thin_out_metrics(std::vector<nlohmann::json> metrics, std::uint64_t steps);
 // The report as text of at most 60 columns.
 std::string sim_run_table(const nlohmann::json& report);

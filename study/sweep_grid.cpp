@@ -23,7 +23,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShortNam
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
 
 std::string_view trimmed(std::string_view text) {
-  const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  const std::size_t begin = text.find_first_not_of(" \t");
+  if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
 }
 
@@ -37,18 +38,18 @@ Status check_key(std::string_view key) {
 
 // One value as written and as parsed.
 struct ParsedValue {
-  std::string text;                 // as written; it is the value if `numbers` is empty
-  std::vector<Expression> numbers;  // one, or both ends of a range
+  std::string text;                     // as written; it is the value if `expressions` is empty
+  std::vector<Expression> expressions;  // one, or both ends of a range
 };
 
-// Returns the number of a key in the file, if it has one.
+// Returns the run file's number for a key, if the file has one.
 using NumberLookup = std::function<std::optional<double>(const std::string&)>;
 
 // Parses the text of one value.
 class ValueParser {
  public:
-  ValueParser(const std::vector<std::string>& keys, const NumberLookup& file_number)
-      : keys_(keys), file_number_(file_number) {}
+  ValueParser(const std::vector<std::string>& keys, const NumberLookup& number_in_run_file)
+      : keys_(keys), number_in_run_file_(number_in_run_file) {}
 
   Result<ParsedValue> parse(std::string_view text) const {
     text = trimmed(text);
@@ -60,35 +61,38 @@ class ValueParser {
     if (const std::size_t dots = text.find(".."); dots != std::string_view::npos)
       ends = {text.substr(0, dots), text.substr(dots + 2)};
     for (const std::string_view end : ends) {
-      auto number = Expression::parse(end);
-      if (!number) {
-        if (ends.size() == 1 && mentions_swept_key(end)) return std::move(number).error();
+      auto expression = Expression::parse(end);
+      if (!expression) {
+        if (ends.size() == 1 && mentions_swept_key(end)) return std::move(expression).error();
         return literal(text);
       }
       std::vector<std::string> unknown;
-      for (const std::string& name : number->names())
+      for (const std::string& name : expression->names())
         if (!is_known(name)) unknown.push_back(name);
       if (!unknown.empty()) {
         // Unknown names alone are text. Beside a known name, or as the second end of a range, they are a mistake.
-        const bool all_unknown = unknown.size() == number->names().size();
-        if (all_unknown && parsed_value.numbers.empty()) return literal(text);
+        const bool all_unknown = unknown.size() == expression->names().size();
+        const bool is_first_end = parsed_value.expressions.empty();
+        if (all_unknown && is_first_end) return literal(text);
         return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor a key with a number in the file{}", text,
                     unknown.front(), did_you_mean(unknown.front(), keys_));
       }
       // A plain number stays as written, for example 0.10, and is not rewritten as 0.1.
-      if (ends.size() == 1 && number->is_plain_number()) return parsed_value;
-      parsed_value.numbers.push_back(std::move(*number));
+      if (ends.size() == 1 && expression->is_plain_number()) return parsed_value;
+      parsed_value.expressions.push_back(std::move(*expression));
     }
     return parsed_value;
   }
 
  private:
-  static ParsedValue literal(std::string_view text) { return {.text = std::string(text), .numbers = {}}; }
+  static ParsedValue literal(std::string_view text) { return {.text = std::string(text), .expressions = {}}; }
   bool is_swept(const std::string& name) const {
     return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
   }
-  bool is_known(const std::string& name) const { return is_swept(name) || file_number_(full_key(name)).has_value(); }
-  // Whether the text contains an operator and the name of a swept key, so that it is a faulty expression.
+  bool is_known(const std::string& name) const {
+    return is_swept(name) || number_in_run_file_(full_key(name)).has_value();
+  }
+  // Whether a text that is no valid expression was meant as one: it contains an operator and the name of a swept key.
   bool mentions_swept_key(std::string_view text) const {
     if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
     const auto is_word_char = [](char c) {
@@ -104,7 +108,7 @@ class ValueParser {
   }
 
   const std::vector<std::string>& keys_;
-  const NumberLookup& file_number_;
+  const NumberLookup& number_in_run_file_;
 };
 
 // One key of a combination, before evaluation.
@@ -120,25 +124,24 @@ struct Assignment {
 class Enumeration {
  public:
   Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys,
-              const NumberLookup& file_number, const std::function<Status(KeyValues values, KeyValues written)>& add,
-              std::size_t& calls)
-      : assignments_(assignments), keys_(keys), file_number_(file_number), add_(add), calls_(calls) {}
+              const NumberLookup& number_in_run_file,
+              const std::function<Status(KeyValues values, KeyValues written)>& add, std::size_t& calls)
+      : assignments_(assignments), keys_(keys), number_in_run_file_(number_in_run_file), add_(add), calls_(calls) {}
 
   Status run() {
     if (++calls_ > kEnumerationCallsMax)
       return fail(Code::kInvalid, "sweep", "too many combinations; expected at most {} cells", kSweepCellsMax);
     if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::written));
-    const Assignment* next = nullptr;
-    for (const Assignment& a : assignments_)
-      if (next == nullptr && !values_.contains(a.key) && is_ready(a)) next = &a;
-    if (next == nullptr) return cycle_error();
+    const auto next = std::find_if(assignments_.begin(), assignments_.end(),
+                                   [&](const Assignment& a) { return !values_.contains(a.key) && is_ready(a); });
+    if (next == assignments_.end()) return cycle_error();
     const ParsedValue& parsed_value = *next->parsed_value;
-    if (parsed_value.numbers.empty())
+    if (parsed_value.expressions.empty())
       return enumerate_with(*next, {.text = parsed_value.text, .written = parsed_value.text});
-    ECHO_ASSIGN(const double first, evaluate(*next, parsed_value.numbers.front()));
-    if (parsed_value.numbers.size() == 1)
+    ECHO_ASSIGN(const double first, evaluate(*next, parsed_value.expressions.front()));
+    if (parsed_value.expressions.size() == 1)
       return enumerate_with(*next, {.text = number_text(first), .written = parsed_value.text});
-    ECHO_ASSIGN(const double last, evaluate(*next, parsed_value.numbers.back()));
+    ECHO_ASSIGN(const double last, evaluate(*next, parsed_value.expressions.back()));
     if (first != std::floor(first) || last != std::floor(last))
       return error_for(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}",
                                           number_text(first), number_text(last)));
@@ -163,7 +166,7 @@ class Enumeration {
     return std::any_of(assignments_.begin(), assignments_.end(), [&](const Assignment& a) { return a.key == key; });
   }
   bool is_ready(const Assignment& a) const {
-    for (const Expression& expression : a.parsed_value->numbers)
+    for (const Expression& expression : a.parsed_value->expressions)
       for (const std::string& name : expression.names())
         if (const std::string key = full_key(name); is_assigned_key(key) && !values_.contains(key)) return false;
     return true;
@@ -180,7 +183,7 @@ class Enumeration {
     auto value = expression.value([&](const std::string& name) -> std::optional<double> {
       const std::string key = full_key(name);
       const auto it = values_.find(key);
-      if (it == values_.end()) return file_number_(key);
+      if (it == values_.end()) return number_in_run_file_(key);
       const auto parsed = Expression::parse(it->second.text);
       if (!parsed || !parsed->names().empty()) return std::nullopt;
       const auto number = parsed->value([](const std::string&) { return std::nullopt; });
@@ -209,9 +212,9 @@ class Enumeration {
 
   const std::vector<Assignment>& assignments_;
   const std::vector<std::string>& keys_;
-  const NumberLookup& file_number_;
+  const NumberLookup& number_in_run_file_;
   const std::function<Status(KeyValues values, KeyValues written)>& add_;
-  std::size_t& calls_;  // counted over all combinations
+  std::size_t& calls_;  // of run(), counted over all sets of assignments
   std::map<std::string, Value> values_;
 };
 
@@ -280,11 +283,11 @@ std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes) {
   return keys;
 }
 
-Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const NumberLookup& file_number) {
+Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const NumberLookup& number_in_run_file) {
   const std::vector<std::string> keys = swept_keys(axes);
   if (keys.size() > kSweptKeysMax)
     return fail(Code::kInvalid, "sweep", "expected at most {} swept keys, found {}", kSweptKeysMax, keys.size());
-  const ValueParser value_parser(keys, file_number);
+  const ValueParser value_parser(keys, number_in_run_file);
   std::vector<std::vector<std::vector<std::pair<std::string, ParsedValue>>>> parsed_values;  // by axis, point, key
   std::map<std::string, const SweepAxis*> axis_of;
   std::size_t combinations = 1;
@@ -334,7 +337,7 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
         assignments.push_back({.key = key, .parsed_value = &parsed_value, .axis_source = &axes[a].source});
       remainder %= stride;
     }
-    ECHO_TRY(Enumeration(assignments, keys, file_number, add, calls).run());
+    ECHO_TRY(Enumeration(assignments, keys, number_in_run_file, add, calls).run());
   }
   if (cells.empty()) return fail(Code::kInvalid, "sweep", "the sweep has no cells: every range is empty");
   return cells;

@@ -42,10 +42,10 @@ struct GridCell {
   std::vector<KeyValues> written;  // values as written; a range is replaced by its numbers
 };
 
-// All combinations of the axes' points in order, each once. `file_number` gives the number that the run file has for a
-// key that is not swept; absent if it has none.
-// kInvalid names the axis and the value that cannot be evaluated.
-Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes,
-                                     const std::function<std::optional<double>(const std::string& key)>& file_number);
+// All combinations of the axes' points in order, each once. `number_in_run_file` returns the run file's number for a
+// key that is not swept; absent if the file has none. kInvalid names the axis and the value that cannot be evaluated.
+Result<std::vector<GridCell>> expand(
+    const std::vector<SweepAxis>& axes,
+    const std::function<std::optional<double>(const std::string& key)>& number_in_run_file);
 
 }  // namespace echoline::study

@@ -45,7 +45,8 @@ Axis axis_of(const SweepResults& results) {
     axis.x.assign(results.rows.size(), 0);
     return axis;
   }
-  const std::string& key = axis.key = key_of_axis(results);
+  const std::string& key = key_of_axis(results);
+  axis.key = key;
   axis.title = short_key(key);
   std::vector<std::string> values;
   bool are_numbers = true;

@@ -123,7 +123,7 @@ Result<ConfigFile> load(const std::filesystem::path& path) {
   return file;
 }
 
-// Returns the number in the file at a dotted key; absent if it has none.
+// Returns the number in the file at a dotted key; absent if the file has none.
 std::optional<double> number_in_file(ConfigFile& file, std::string_view key) {
   ConfigSection section = file.root();
   std::size_t dot = key.find('.');
@@ -141,7 +141,7 @@ std::optional<double> number_in_file(ConfigFile& file, std::string_view key) {
 // Problems of the cells. Each is reported once, with the first cell that has it.
 class Problems {
  public:
-  // Rewrites the configuration parser's "--set KEY: reason" as "--over KEY=VALUE: reason", which the user has given.
+  // Rewrites the configuration parser's "--set KEY: reason" as "--over KEY=VALUE: reason": the user has given --over.
   void add(const std::string& problems, const SweepCell& cell) {
     for (std::size_t start = 0; start < problems.size();) {
       const std::size_t end = std::min(problems.find('\n', start), problems.size());
@@ -219,7 +219,7 @@ class ConfigResolver {
         run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, arguments_.out / "cells"));
       }
-      run.folder = arguments_.out / "cells" / run.digest;  // as run.folder and run.name of the configuration give it
+      run.folder = arguments_.out / "cells" / run.digest;  // <run.folder>/<run.name> of the configuration
       cell.runs.push_back(std::move(run));
     }
     return ok();

@@ -47,13 +47,13 @@ struct SweepPlan {
   SweepKind kind = SweepKind::kReal;
   std::filesystem::path config, out;
   std::vector<std::string> keys;      // the swept keys
-  std::vector<std::string> measures;  // those in addition to the default measures
+  std::vector<std::string> measures;  // in addition to the default measures
   std::uint32_t seeds = 1;
   std::vector<SweepCell> cells;
 };
 
 // The default folder for the results of this file: sweeps/<name of the file> in the working directory. If a sweep of
-// another file uses it (kSweepSourceFile), the first free one of <name>-2, <name>-3, ...
+// another file uses that folder (kSweepSourceFile), the first free one of <name>-2, <name>-3, ...
 std::filesystem::path default_sweep_folder(const std::filesystem::path& config);
 
 // A file in a sweep's folder that contains the absolute path of the run file or scenario.
@@ -62,7 +62,7 @@ inline constexpr const char* kSweepSourceFile = "source";
 Status write_sweep_source(const SweepPlan& plan);
 
 // Reads the run file or scenario and returns the complete plan; starts and writes nothing. kInvalid lists every
-// problem: those of the file with their place, those of a swept value with its --over argument and cell.
+// problem: one of the file with its place, one of a swept value with its --over argument and cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);
 
 // Whether the folder contains the report.json of a complete run. A real run that was interrupted has a report too, but

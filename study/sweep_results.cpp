@@ -63,8 +63,8 @@ int decimals_of(double magnitude) {
 
 // The columns of a text on a terminal, if all its characters are one column wide.
 std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));  // UTF-8
+  const auto begins_character = [](unsigned char c) { return (c & 0xc0) != 0x80; };  // in UTF-8
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
 }
 
 struct Column {
@@ -163,7 +163,7 @@ std::string_view to_string(SweepEnd end) {
   return "";
 }
 
-// Infers the possible values from the field's name. estimate() cuts intervals to them.
+// Infers the possible values from the field's name. estimate() limits intervals to these values.
 Range range_of(std::string_view field) {
   const auto has = [&](std::string_view word) { return field.find(word) != std::string_view::npos; };
   if (field.starts_with("reward.")) return {};
@@ -187,7 +187,7 @@ std::optional<Estimate> estimate(const std::vector<double>& values, const Range&
   const double t = boost::math::quantile(boost::math::students_t(n - 1), kQuantile);
   const double half_width = t * std::sqrt(squares / (n - 1) / n);
   if (!std::isfinite(half_width)) return result;
-  // min() and max() keep the mean in the interval even if it is outside the possible range.
+  // std::min(mean, ...) and std::max(mean, ...) keep the mean in the interval even if it is outside the range.
   const double range_min = range.min.value_or(-INFINITY), range_max = range.max.value_or(INFINITY);
   result.interval = Interval{.low = std::min(mean, std::max(range_min, mean - half_width)),
                              .high = std::max(mean, std::min(range_max, mean + half_width))};
@@ -271,7 +271,7 @@ std::string estimate_text(const Estimate& estimate) {
   int decimals = decimals_of(magnitude);
   if (!estimate.interval) return fmt::format("{:.{}f}", estimate.mean, decimals);
   // Two significant digits of the interval, unless it is so narrow that it is rounding error.
-  if (half_width > 1e-9 * magnitude) decimals = std::max(0, std::min(kDecimalsMax, decimals_of(half_width) - 1));
+  if (half_width > 1e-9 * magnitude) decimals = std::max(0, decimals_of(half_width) - 1);
   if (is_limited)
     return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", estimate.mean, decimals, estimate.interval->low, decimals,
                        estimate.interval->high, decimals);

@@ -52,10 +52,10 @@ struct SweepRow {
 
 struct SweepResults {
   const SweepPlan* plan = nullptr;
-  std::vector<Measure> measures;  // those in at least one run's report
+  std::vector<Measure> measures;  // measures that at least one run's report has
   std::vector<SweepRow> rows;
-  // The fields of two measures where less is better, and the indices of the rows on their Pareto front: those that no
-  // other row beats in both. Empty if the results lack such measures.
+  // The fields of two measures where less is better, and the indices of the rows on their Pareto front: no other row
+  // beats one of these in both measures. Empty if the results lack such measures.
   std::string pareto_x, pareto_y;
   std::vector<std::size_t> pareto;
 };

@@ -23,7 +23,7 @@ namespace echoline::study {
 namespace {
 
 constexpr std::size_t kLogBytesMax = 64u << 20;                     // of one run
-constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // time of one pass over the running processes
+constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // one pass over all running processes takes so long
 constexpr std::size_t kLastLineBytesShown = 300;                    // of a failed run's output
 
 struct CloseFile {
@@ -212,7 +212,7 @@ class Runner {
       outcome.why = fmt::format("not done within {}", span_text(options_.limit));
     else if (end.signal)
       outcome.why = fmt::format("ended by signal {} ({})", *end.signal, ::strsignal(*end.signal));
-    else if (*end.status == 0)
+    else if (*end.status == 0)  // without a signal there is an exit status
       outcome.why = "it wrote no report.json that says how it ended";
     else
       outcome.why = fmt::format("exit code {}", *end.status);

@@ -158,6 +158,16 @@ TEST(SimRun, LikeTakesTheMeasurementsOfAnotherRun) {
     std::getline(lines, line);
     EXPECT_LE(line.size(), 60u) << line;
   }
+  // Advice for the same world: its first figures are those of the run file, whose seed the simulation had.
+  const Outcome advised = run_program(
+      {"advise", "--like", folder.path().string(), "--set", "simulation.step_time=4 s", "--jobs", "2", "--json"});
+  ASSERT_EQ(advised.status, 0) << advised.err;
+  const json figures = json::parse(advised.out).at("given").at("figures");
+  EXPECT_EQ(figures.at("possible"), true);
+  EXPECT_GT(figures.at("hours").get<double>(), 8 * 4 / 3600.0) << "eight steps of 4 s";
+  EXPECT_LT(figures.at("hours").get<double>(), 8 * 60 / 3600.0);
+  const Outcome advice = run_program({"advise", "--like", folder.path().string(), "--jobs", "2"});
+  EXPECT_NE(advice.out.find("echoline sim run --like " + folder.path().string()), std::string::npos) << advice.out;
   // Malformed files of the run cause no internal error.
   write("events.jsonl", R"({"event":5,"offer":3})"
                         "\n");
@@ -256,6 +266,8 @@ TEST(SimRun, ErrorsNameTheFaultOfAScenario) {
   EXPECT_EQ(run_program({"sim", "run"}).status, 2);
   EXPECT_EQ(run_program({"sim", "run", "configs/sim/small.yaml", "--like", "x"}).status, 2);
   EXPECT_NE(run_program({"sim", "run", "--like", "/nowhere"}).status, 0);
+  EXPECT_EQ(run_program({"advise"}).status, 2);
+  EXPECT_EQ(run_program({"advise", "configs/sim/small.yaml", "--like", "x"}).status, 2);
   const Outcome full = run_program({"sim", "run", "configs/sim/small.yaml", "--out", "/proc/nowhere"});
   EXPECT_EQ(full.status, 1);
   EXPECT_EQ(full.out, "");

@@ -59,7 +59,7 @@ TEST_F(Ledger, GrantsInOrderUpToThePacing) {
 }
 
 TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
-  const auto limited_steps = [&](Bound bound) { return must(ledger_->counts()).bound.count(bound); };
+  const auto limited_steps = [&](Bound bound) { return must(ledger_->counts()).limited_steps.count(bound); };
   grant(kAda, 2);
   EXPECT_EQ(limited_steps(Bound::kBudget) + limited_steps(Bound::kLookahead), 0u) << "it got all requested leases";
   grant(kBob, 100);

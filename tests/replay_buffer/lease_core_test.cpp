@@ -332,6 +332,7 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
 TEST(StepPace, LeavesOutTheWaitingForSlowWorkersAndPauses) {
   StepPace pace;
   pace.end_wait(1);
+  pace.exclude_pause(4);  // of the first step, so it must not shorten the second
   pace.end_step(10);
   EXPECT_EQ(pace.seconds(), std::nullopt) << "the first step began at an unknown time";
   pace.begin_wait(12), pace.begin_wait(13), pace.end_wait(17), pace.end_wait(18);
@@ -342,6 +343,22 @@ TEST(StepPace, LeavesOutTheWaitingForSlowWorkersAndPauses) {
   EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22);
   pace.end_step(52);
   EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22) << "the same moment";
+}
+
+// The dead worker's lease expires first; that of the living worker behind it goes on up to its maximum term.
+TEST(LeaseCore, WithoutHeartbeatsOnlyLeasesOfDeadWorkersExpire) {
+  WaitingGroups waiting(kGroup);
+  LeaseCore core(small_options(), waiting);
+  const WorkerId dead{1}, living{2};
+  ASSERT_EQ(core.grant({.worker = dead, .version = Version{0}, .policy_digest = {}}, 0, 0).size(), 1u);
+  ASSERT_EQ(core.grant({.worker = living, .version = Version{0}, .policy_digest = {}}, 0, 1).size(), 1u);
+  const auto is_alive = [&](WorkerId worker) { return worker == living; };
+  EXPECT_EQ(core.renew_or_expire(150, is_alive), 1u);
+  EXPECT_EQ(core.leases_held(dead), 0u);
+  EXPECT_EQ(core.leases_held(living), 1u);
+  EXPECT_EQ(core.renew_or_expire(290, is_alive), 0u);
+  EXPECT_EQ(core.renew_or_expire(400, is_alive), 1u) << "the maximum term is 300 s";
+  core.check();
 }
 
 TEST(LeaseTable, AWorkerThatLetALeaseBecomeOverdueIsLeftOutForAWhile) {

@@ -178,10 +178,10 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
 
 TEST(Lease, AFewLapsesDoNotExpel) {
   std::uint32_t weight = 0;
-  for (int i = 0; i < 4; ++i) weight = lapse_weight(weight, LapseKind::kExpired);
+  for (int i = 0; i < 4; ++i) weight = weight_after_lapse(weight, LapseKind::kExpired);
   EXPECT_LT(weight, kLapseWeightMax);
-  EXPECT_GE(lapse_weight(weight, LapseKind::kExpired), kLapseWeightMax);
-  EXPECT_LT(lapse_weight(weight, LapseKind::kLost), kLapseWeightMax);
+  EXPECT_GE(weight_after_lapse(weight, LapseKind::kExpired), kLapseWeightMax);
+  EXPECT_LT(weight_after_lapse(weight, LapseKind::kLost), kLapseWeightMax);
 }
 
 TEST(Lease, OneRateDoesNotTakeEverything) {

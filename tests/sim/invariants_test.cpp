@@ -104,7 +104,7 @@ TEST_F(WatchedFleet, BytesThatReachTheApplication) {
   ASSERT_THAT(violated_rules(), testing::IsEmpty());
   PublicationId id{};
   const PublishedContent::Publication& p = published(Version{0}, id);
-  act::Deliver delivery;
+  act::DeliverPublication delivery;
   delivery.publication.version = Version{0};
   delivery.publication.policy_digest = *p.policy_digest;
   std::vector<Slice> pieces;
@@ -125,7 +125,7 @@ TEST_F(WatchedFleet, AWrongDigestReachesTheApplication) {
   run(seconds(2));
   PublicationId id{};
   const PublishedContent::Publication& p = published(Version{0}, id);
-  act::Deliver delivery;
+  act::DeliverPublication delivery;
   std::vector<Slice> pieces;
   for (const SealedChunk& chunk : p.chunks) pieces.push_back(chunk.data);
   delivery.publication.payload = Payload(pieces);

@@ -505,10 +505,10 @@ TEST(RunSim, WithEqualSharesAllWaitForTheSlowest) {
 TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   RunScenario s = scenario();
   s.request.paths.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
-  s.request.paths.regions.ways.links.assign(2, std::vector<chains::RegionLink>(2));
+  s.request.paths.regions.graph.links.assign(2, std::vector<chains::RegionLink>(2));
   for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.place = i % 2 ? "far" : "near";
   const auto run = [&](Duration far, BitRate rate) {
-    for (auto& way : {&s.request.paths.regions.ways.links[0][1], &s.request.paths.regions.ways.links[1][0]})
+    for (auto& way : {&s.request.paths.regions.graph.links[0][1], &s.request.paths.regions.graph.links[1][0]})
       *way = {rate, far};
     return simulated(s);
   };

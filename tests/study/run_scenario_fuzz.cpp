@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (run) {
     const sim::RunScenario& s = run->scenario;
     expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");
-    expect(s.request.paths.regions.ways.links.size() == s.request.paths.regions.regions.size(), "ways");
+    expect(s.request.paths.regions.graph.links.size() == s.request.paths.regions.regions.size(), "ways");
     for (const sim::RunOffer& o : s.offers)
       expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
     expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.request.full_bytes.count > 0, "bytes");

@@ -52,9 +52,9 @@ TEST(SimRunConfig, ReadsAScenario) {
   const provisioner::RegionMap& regions = s.request.paths.regions;
   EXPECT_EQ(regions.of("there"), 1u);
   EXPECT_EQ(regions.of("nowhere"), 0u);
-  EXPECT_EQ(regions.ways.links[0][1].delay, std::chrono::milliseconds(80));
-  EXPECT_EQ(regions.ways.rate(0, 1), BitRate::from_mbit_per_s(20));
-  EXPECT_FALSE(regions.ways.links[0][0].delay);
+  EXPECT_EQ(regions.graph.links[0][1].delay, std::chrono::milliseconds(80));
+  EXPECT_EQ(regions.graph.rate(0, 1), BitRate::from_mbit_per_s(20));
+  EXPECT_FALSE(regions.graph.links[0][0].delay);
   EXPECT_EQ(s.request.full_bytes.count, 200'000'000u);
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());

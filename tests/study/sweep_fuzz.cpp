@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto expect = [&](bool holds, const char* what, std::string_view more = "") {
     ECHO_CHECK(holds, "{}\n--- input\n{}\n--- {}", what, text, more);
   };
-  const auto file_number = [](const std::string& key) {
+  const auto number_in_run_file = [](const std::string& key) {
     return key == "run.steps" ? std::optional(40.0) : std::nullopt;
   };
   if (const auto expression = Expression::parse(text)) {
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     else if (!axis)
       expect(axis.error().detail.starts_with("--over "), "an error says where", axis.error().detail);
   }
-  const auto cells = expand(axes, file_number);
+  const auto cells = expand(axes, number_in_run_file);
   if (!cells) {
     expect(!cells.error().message().empty(), "a reason");
     return 0;
