@@ -15,13 +15,13 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr double kRounding = 1e-12;  // relative tolerance of sums of rates and costs
-// Limits of the nodes that the branch and bound of allocate() visits: in all, and in one part before that is split.
-// Pools of at most kSmallPoolMax candidates have their own limits.
+// Limits of the nodes that SplitSearch visits: in all, and in one part before it splits the part. Pools of at most
+// kSmallPoolMax candidates have their own limits.
 constexpr std::size_t kSmallPoolMax = 64;
 constexpr std::uint64_t kSmallPoolNodesMax = 1'000'000, kSmallPoolNodesPerPart = 10'000;
 constexpr std::uint64_t kNodesMax = 300'000, kNodesPerPart = 100'000;
 constexpr std::size_t kCoreMax = 3000;   // most candidates of the branch and bound
-constexpr double kUnlimitedGap = 1e300;  // while no set is known, every candidate may be in a cheaper one
+constexpr double kUnlimitedGap = 1e300;  // gap of allocate() if no set is known: every candidate may be in one
 
 // Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - kRounding); }
@@ -68,7 +68,7 @@ class Selection {
   bool contains(std::size_t i) const { return is_member_[i]; }
   std::size_t count() const { return members_.size(); }
   const std::vector<std::size_t>& members() const { return members_; }
-  // Whether the limits hold after `leaving` are removed and `joining` are added.
+  // Whether the limits hold after the members `leaving` are removed and the candidates `joining` are added.
   bool allows(Members joining, Members leaving = {}) const {
     if (count() - leaving.size() + joining.size() > limits_.workers_max) return false;
     for (std::size_t k = 0; k < joining.size(); ++k) {
@@ -91,8 +91,8 @@ class Selection {
     return true;
   }
   bool allows(std::size_t i) const { return allows(Members(&i, 1)); }
-  // Returns the members that must leave before candidate `i` can join: those with the same GPUs and, if its host has
-  // the maximum, the slowest member of that host. Absent if a member that must leave has to be kept.
+  // Returns the members that must leave before candidate `i` can join: those that share a GPU with it and, if its host
+  // still has the maximum without them, the slowest member of that host. Absent if one of them must be kept.
   std::optional<std::vector<std::size_t>> members_excluding(std::size_t i) const {
     const Candidate& c = pool_[i];
     std::vector<std::size_t> leaving;
@@ -136,40 +136,48 @@ class Selection {
     for (const std::size_t i : members_) total += pool_[i].*field;
     return total;
   }
+
   std::span<const Candidate> pool_;
   AllocationLimits limits_;
   std::vector<bool> is_member_;
   std::vector<std::size_t> members_;
-  std::vector<std::uint64_t> gpus_in_use_;  // by machine
-  std::vector<std::size_t> host_count_;     // members by host
+  std::vector<std::uint64_t> gpus_in_use_;  // by machine: GPUs of its members
+  std::vector<std::size_t> host_count_;     // by host: number of its members
 };
 
 // Replaces slow members, and members that exclude an outsider, by faster outsiders until the target is met. Each step
 // has the least extra cost per rollout gained. Returns false if the target cannot be met.
 bool reach_by_exchange(std::span<const Candidate> pool, double target, AllocationLimits limits, Selection& set) {
   while (!meets(set.rate(), target)) {
-    std::optional<std::tuple<double, double, std::size_t>> best;  // cost per gained rollout, -gain, joining candidate
+    // An exchange: its extra cost per rollout gained, the negative gain (of equal ones the greatest gain is best), and
+    // the joining candidate.
+    std::optional<std::tuple<double, double, std::size_t>> best;
     std::vector<std::size_t> best_leaving;
     for (std::size_t joining = 0; joining < pool.size(); ++joining) {
       if (set.contains(joining)) continue;
       auto leaving = set.members_excluding(joining);
       if (!leaving) continue;
-      double gain = pool[joining].rollouts_per_s, cost = pool[joining].usd_per_hour;
-      for (const std::size_t leaver : *leaving) gain -= pool[leaver].rollouts_per_s, cost -= pool[leaver].usd_per_hour;
-      const auto consider = [&](double extra_gain, double extra_cost, std::optional<std::size_t> also_leaving) {
-        if (extra_gain <= 0) return;
-        const std::tuple exchange(extra_cost / extra_gain, -extra_gain, joining);
+      double gain = pool[joining].rollouts_per_s, extra_usd = pool[joining].usd_per_hour;
+      for (const std::size_t leaver : *leaving) {
+        gain -= pool[leaver].rollouts_per_s;
+        extra_usd -= pool[leaver].usd_per_hour;
+      }
+      const auto consider = [&](double total_gain, double total_extra_usd, std::optional<std::size_t> also_leaving) {
+        if (total_gain <= 0) return;
+        const std::tuple exchange(total_extra_usd / total_gain, -total_gain, joining);
         if (best && exchange >= *best) return;
         best = exchange;
         best_leaving = *leaving;
         if (also_leaving) best_leaving.push_back(*also_leaving);
       };
       if (set.count() - leaving->size() + 1 <= limits.workers_max) {
-        consider(gain, cost, std::nullopt);
+        consider(gain, extra_usd, std::nullopt);
         continue;
       }
+      // The set is full, so one more member must leave.
       for (const std::size_t leaver : set.members())
-        if (!pool[leaver].keep) consider(gain - pool[leaver].rollouts_per_s, cost - pool[leaver].usd_per_hour, leaver);
+        if (!pool[leaver].keep)
+          consider(gain - pool[leaver].rollouts_per_s, extra_usd - pool[leaver].usd_per_hour, leaver);
     }
     if (!best) return false;
     const std::size_t joining = std::get<2>(*best);
@@ -192,15 +200,15 @@ void drop_unneeded(std::span<const Candidate> pool, double target, Selection& se
 
 struct SearchResult {
   std::optional<Allocation> best;  // absent if no set is cheaper than the one to beat
-  bool is_complete = true;         // no cheaper set exists
+  bool is_complete = true;         // all sets were searched or cut, so no cheaper one exists
   std::uint64_t nodes_left = 0;
 };
 
-// Searches depth first. Each node tries to add and to skip the next candidate, and begins with adding if its reduced
-// cost is negative. Cuts a branch whose bound (CostBound) is not below the cost of the best set. The bound sums the
-// reduced costs of the added candidates and the least sum that a set of the undecided ones can have. Candidates whose
-// reduced costs are far from 0 come first, because the other decision about one of them mostly exceeds the best set at
-// once.
+// Searches depth first. Each node decides about the next candidate: it adds it and it skips it, first what the sign of
+// its reduced cost suggests. Cuts a branch whose bound (CostBound) is not below the cost of the best set. The bound
+// sums the reduced costs of the added candidates and the least sum that a set of the undecided ones can have.
+// Candidates whose reduced costs are far from 0 come first, because the wrong decision about one of them is mostly cut
+// at once.
 class BranchAndBound {
  public:
   BranchAndBound(std::span<const Candidate> pool, double target, AllocationLimits limits,
@@ -214,7 +222,7 @@ class BranchAndBound {
         cost_to_beat_(cost_to_beat) {
     constant_ = prices_.constant(target_);
     make_order(limits);
-    if (pool.size() > kSmallPoolMax) return;
+    if (pool.size() > kSmallPoolMax) return;  // relaxed_cost() and is_dominated() would take too long
     for (const std::size_t i : by_unit_cost(pool))
       if (!pool[i].keep) by_unit_cost_.push_back(i);
     is_decided_.resize(pool.size());
@@ -226,7 +234,7 @@ class BranchAndBound {
     result.is_complete = nodes_left_ > 0;
     result.nodes_left = nodes_left_;
     if (!best_) return result;
-    Selection set(pool_, limits);
+    Selection set(pool_, limits);  // has the kept candidates
     for (const std::size_t i : *best_)
       if (!set.contains(i)) set.add(i);
     result.best = set.allocation();
@@ -238,7 +246,7 @@ class BranchAndBound {
   // depth, the sums over the candidates that are undecided there.
   void make_order(AllocationLimits limits) {
     // By (true, host) or (false, machine): the candidates that exclude one another.
-    std::map<std::pair<bool, std::uint32_t>, std::vector<std::size_t>> group_of;
+    std::map<std::pair<bool, std::uint32_t>, std::vector<std::size_t>> group_by_sharing;
     std::map<std::uint32_t, std::size_t> machine_sizes, host_sizes;
     for (const Candidate& c : pool_) ++machine_sizes[c.machine], ++host_sizes[c.host];
     std::vector<std::vector<std::size_t>> groups;
@@ -252,12 +260,12 @@ class BranchAndBound {
       if (excludes_none_[i])
         groups.push_back({i});
       else
-        group_of[{shares_host, shares_host ? c.host : c.machine}].push_back(i);
+        group_by_sharing[{shares_host, shares_host ? c.host : c.machine}].push_back(i);
     }
-    for (auto& [key, group] : group_of) groups.push_back(std::move(group));
+    for (auto& [key, group] : group_by_sharing) groups.push_back(std::move(group));
     // How far the reduced cost is from 0.
     const auto distance = [&](std::size_t i) { return std::abs(prices_.reduced_cost(pool_[i])); };
-    std::vector<std::pair<double, std::size_t>> farthest_first;
+    std::vector<std::pair<double, std::size_t>> farthest_first;  // negative distance, index into `groups`
     for (std::size_t g = 0; g < groups.size(); ++g) {
       std::stable_sort(groups[g].begin(), groups[g].end(), [&](auto x, auto y) { return distance(x) > distance(y); });
       farthest_first.emplace_back(-distance(groups[g].front()), g);
@@ -283,14 +291,14 @@ class BranchAndBound {
     rate_left_.assign(order_.size() + 1, 0);
     rate_max_left_.assign(order_.size() + 1, 0);
     std::size_t group_end = order_.size();
-    double rest_of_group = 0;
+    double rest_of_group = 0;  // sum of the negative reduced costs of the group's candidates from depth d on
     for (std::size_t d = order_.size(); d-- > 0;) {
       const Candidate& c = pool_[order_[d]];
       rest_of_group += std::min(0.0, prices_.reduced_cost(c));
       rate_left_[d] = rate_left_[d + 1] + c.rollouts_per_s;
       rate_max_left_[d] = std::max(rate_max_left_[d + 1], c.rollouts_per_s);
       if (group_begin[d] == d) {
-        // Both sums are lower bounds of the whole group, so the greater one counts.
+        // Both are lower bounds for the whole group, so the greater one counts.
         least_left_[d] = least_left_[group_end] + std::max(rest_of_group, least_of_group[d]);
         group_end = d;
         rest_of_group = 0;
@@ -317,17 +325,21 @@ class BranchAndBound {
 
   // Whether no set below this node is cheaper than the best one.
   bool is_cut(std::size_t depth, double rate, double cost) const {
-    const std::size_t free = workers_max_ - std::min(workers_max_, set_.count());
-    const double rate_more = std::min(rate_left_[depth], static_cast<double>(free) * rate_max_left_[depth]);
-    if (!meets(rate + rate_more, target_)) return true;
+    const std::size_t free = set_.count() < workers_max_ ? workers_max_ - set_.count() : 0;
+    const double added_rate_max = std::min(rate_left_[depth], static_cast<double>(free) * rate_max_left_[depth]);
+    if (!meets(rate + added_rate_max, target_)) return true;
     if (!cost_to_beat_) return false;
+    // The bound's constant, the members' reduced costs, and the least sum of those of candidates to be added.
     const double bound = constant_ + cost - prices_.usd_per_rollout_s * rate +
                          prices_.usd_per_worker * static_cast<double>(set_.count()) + least_left_[depth];
     if (!is_cheaper(bound, *cost_to_beat_)) return true;
-    if (is_decided_.empty()) return false;
+    if (!is_small()) return false;
     const std::optional<double> cost_min = relaxed_cost(rate, cost);
     return !cost_min || !is_cheaper(*cost_min, *cost_to_beat_);
   }
+
+  // The pool has at most kSmallPoolMax candidates, so is_cut() and is_dominated() do more work per node.
+  bool is_small() const { return !is_decided_.empty(); }
 
   // Whether a skipped candidate would do at least as well in this one's place.
   bool is_dominated(const Candidate& c) const {
@@ -336,6 +348,7 @@ class BranchAndBound {
     });
   }
 
+  // Searches the sets that consist of `set_`, whose rate and cost are given, and candidates from `depth` on.
   void visit(std::size_t depth, double rate, double cost) {
     if (nodes_left_ == 0) return;
     --nodes_left_;
@@ -348,18 +361,18 @@ class BranchAndBound {
     }
     if (depth == order_.size() || is_cut(depth, rate, cost)) return;
     const std::size_t i = order_[depth];
-    if (!is_decided_.empty()) is_decided_[i] = true;
+    if (is_small()) is_decided_[i] = true;
     const bool adds_first = prices_.reduced_cost(pool_[i]) < 0;
-    if (adds_first) visit_with(i, depth, rate, cost);
-    // Only a candidate that excludes no other one could take the place of any later one (is_dominated()).
-    const bool is_remembered = excludes_none_[i] && !is_decided_.empty();
-    if (is_remembered) skipped_.push_back(&pool_[i]);
+    if (adds_first) add_and_visit(i, depth, rate, cost);
+    // Only a candidate that excludes no other one could take the place of any later one.
+    const bool can_dominate = excludes_none_[i] && is_small();
+    if (can_dominate) skipped_.push_back(&pool_[i]);
     visit(depth + 1, rate, cost);
-    if (is_remembered) skipped_.pop_back();
-    if (!adds_first) visit_with(i, depth, rate, cost);
-    if (!is_decided_.empty()) is_decided_[i] = false;
+    if (can_dominate) skipped_.pop_back();
+    if (!adds_first) add_and_visit(i, depth, rate, cost);
+    if (is_small()) is_decided_[i] = false;
   }
-  void visit_with(std::size_t i, std::size_t depth, double rate, double cost) {
+  void add_and_visit(std::size_t i, std::size_t depth, double rate, double cost) {
     const Candidate& c = pool_[i];
     if (!set_.allows(i) || is_dominated(c)) return;
     set_.add(i);
@@ -376,19 +389,19 @@ class BranchAndBound {
   // By depth, over the undecided candidates: least sum of reduced costs, sum of rates, greatest rate.
   std::vector<double> least_left_, rate_left_, rate_max_left_;
   // For relaxed_cost(); both are empty if the pool is not small.
-  std::vector<std::size_t> by_unit_cost_;
-  std::vector<bool> is_decided_;
-  std::vector<bool> excludes_none_;  // by candidate: it shares no machine or limited host with another one
+  std::vector<std::size_t> by_unit_cost_;  // candidates that are not kept
+  std::vector<bool> is_decided_;           // by candidate
+  std::vector<bool> excludes_none_;        // by candidate: it shares no machine or limited host with another one
   std::uint64_t nodes_left_;
   Selection set_;
-  std::vector<const Candidate*> skipped_;  // on the path to the current node; only those that exclude none
+  std::vector<const Candidate*> skipped_;  // for is_dominated(): skipped on the path to the current node
   std::optional<std::vector<std::size_t>> best_;
-  std::optional<double> cost_to_beat_;  // the cost of best_, or of a known set
+  std::optional<double> cost_to_beat_;  // the cost of best_, or of a set known before; absent: any set is better
 };
 
-// Searches by BranchAndBound. If that takes too many nodes, it splits the problem by the fastest candidate, which is
-// kept in one part and left out of the other, and searches each part with its own prices. Before the split, the bound
-// can be weak: the price of one large offer can be far from its worth at the pool's prices.
+// Searches by BranchAndBound. If that takes too many nodes, splits the problem by the fastest candidate, which is kept
+// in one part and left out of the other, and searches each part with its own prices. Before the split, the bound can be
+// weak, because the cost of one large offer can be far from its worth at the pool's prices.
 class SplitSearch {
  public:
   SplitSearch(double target, AllocationLimits limits, std::optional<double> cost_to_beat)
@@ -396,14 +409,14 @@ class SplitSearch {
 
   void run(const std::vector<Candidate>& pool) {
     const bool is_small = pool.size() <= kSmallPoolMax;
-    // The first path to a complete set can have pool.size() nodes, which must not use up the limit.
+    // The first path to a set that reaches the target can have pool.size() nodes, which must not use up the limit.
     nodes_left_ = is_small ? kSmallPoolNodesMax : kNodesMax + pool.size();
-    nodes_of_part_ = is_small ? kSmallPoolNodesPerPart : kNodesPerPart + pool.size();
+    nodes_per_part_ = is_small ? kSmallPoolNodesPerPart : kNodesPerPart + pool.size();
     Part all{.pool = pool, .indices = std::vector<std::size_t>(pool.size())};
     std::iota(all.indices.begin(), all.indices.end(), std::size_t{0});
     visit(all);
   }
-  // Its indices are those of run()'s pool. Absent if no set is cheaper than the one to beat.
+  // With indices into run()'s pool. Absent if no set is cheaper than the one to beat.
   const std::optional<Allocation>& best() const { return best_; }
   bool is_complete() const { return is_complete_; }
 
@@ -422,10 +435,10 @@ class SplitSearch {
     std::iota(all.begin(), all.end(), std::size_t{0});
     const std::optional<CostBound> prices = best_bound(part.pool, all, target_, limits_);
     if (!prices || (cost_to_beat_ && !is_cheaper(prices->usd_per_hour, *cost_to_beat_))) return;
-    const std::uint64_t nodes = std::min(nodes_left_, nodes_of_part_);
+    const std::uint64_t nodes_max = std::min(nodes_left_, nodes_per_part_);
     const SearchResult result =
-        BranchAndBound(part.pool, target_, limits_, cost_to_beat_, nodes, *prices).solve(limits_);
-    nodes_left_ -= nodes - result.nodes_left;
+        BranchAndBound(part.pool, target_, limits_, cost_to_beat_, nodes_max, *prices).solve(limits_);
+    nodes_left_ -= nodes_max - result.nodes_left;
     if (result.best) {
       best_ = result.best;
       for (std::size_t& i : best_->chosen) i = part.indices[i];
@@ -452,12 +465,12 @@ class SplitSearch {
   AllocationLimits limits_;
   std::optional<double> cost_to_beat_;
   std::optional<Allocation> best_;
-  std::uint64_t nodes_left_ = 0, nodes_of_part_ = 0;
+  std::uint64_t nodes_left_ = 0, nodes_per_part_ = 0;
   bool is_complete_ = true;
 };
 
-// Adds the allowed candidates in this order until they reach the target, then tries exchanges. Absent if none
-// reaches it.
+// Adds the allowed candidates in this order until they reach the target. If all do not, exchanges some. Absent if the
+// target is not reached.
 std::optional<Selection> fill_in_order(std::span<const Candidate> pool, std::span<const std::size_t> order,
                                        double target, AllocationLimits limits) {
   Selection set(pool, limits);
@@ -490,11 +503,12 @@ std::vector<std::size_t> by_reduced_cost(std::span<const Candidate> pool, const 
   return order;
 }
 
-// The set from which improvements start; absent if the target cannot be met.
-std::optional<Selection> first_set(std::span<const Candidate> pool, std::span<const std::size_t> order, double target,
-                                   AllocationLimits limits) {
+// The prefix of AllocationSearch.
+std::optional<Selection> prefix_set(std::span<const Candidate> pool, std::span<const std::size_t> order, double target,
+                                    AllocationLimits limits) {
   auto set = fill_in_order(pool, order, target, limits);
-  // Cheap parts of a machine can exclude the whole machine and each other, so the fastest-first order is tried too.
+  // Cheap parts of a machine can exclude the offer of the whole machine, which the target may need. So the
+  // fastest-first order is tried, too.
   return set ? std::move(set) : fill_in_order(pool, by_speed(pool), target, limits);
 }
 
@@ -522,20 +536,19 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
   std::sort(listed.begin(), listed.end());
   std::vector<Candidate> list_pool;
   for (const std::size_t i : listed) list_pool.push_back(pool[i]);
-  auto first = first_set(list_pool, by_unit_cost(list_pool), target, limits);
-  const std::vector<std::size_t> first_members = first ? first->sorted_members() : std::vector<std::size_t>{};
+  const auto prefix = prefix_set(list_pool, by_unit_cost(list_pool), target, limits);
   std::optional<Allocation> best;
-  const auto consider = [&](std::optional<Selection> set) {
+  const auto consider = [&](std::optional<Selection> set) {  // a copy, which loses its unneeded members
     if (!set) return;
     drop_unneeded(list_pool, target, *set);
     if (!best || is_cheaper(set->cost(), best->usd_per_hour)) best = set->allocation();
   };
-  consider(first);
-  search.prefix_usd_per_hour = first ? std::optional(first->cost()) : std::nullopt;
+  consider(prefix);
+  if (prefix) search.prefix_usd_per_hour = prefix->cost();
   consider(fill_in_order(list_pool, by_reduced_cost(list_pool, *bound), target, limits));
   // Only candidates whose reduced cost is below the gap can be in a cheaper set. The search leaves out the others.
-  std::vector<std::size_t> core;
-  bool has_all_useful = true;  // no useful candidate is left out
+  std::vector<std::size_t> core;  // indices k
+  bool has_all_useful = true;     // no useful candidate is left out
   const double gap = best ? best->usd_per_hour - bound->usd_per_hour : kUnlimitedGap;
   const auto is_useful = [&](const Candidate& c) { return c.keep || bound->reduced_cost(c) <= gap; };
   for (std::size_t k = 0; k < listed.size(); ++k)
@@ -562,13 +575,14 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
   search.is_proven_best = has_all_useful && split.is_complete();
   if (split.best()) {
     best = split.best();
-    for (std::size_t& k : best->chosen) k = core[k];
+    for (std::size_t& index : best->chosen) index = core[index];  // from core_pool to list_pool
   }
   if (!best) return search;
-  for (std::size_t& k : best->chosen) k = listed[k];
+  for (std::size_t& index : best->chosen) index = listed[index];  // from list_pool to pool
   std::sort(best->chosen.begin(), best->chosen.end());
-  for (const std::size_t k : first_members)
-    if (!std::binary_search(best->chosen.begin(), best->chosen.end(), listed[k])) best->dropped.push_back(listed[k]);
+  if (prefix)
+    for (const std::size_t k : prefix->sorted_members())
+      if (!std::binary_search(best->chosen.begin(), best->chosen.end(), listed[k])) best->dropped.push_back(listed[k]);
   if (search.is_proven_best) search.usd_per_hour_min = best->usd_per_hour;
   search.best = std::move(best);
   return search;
@@ -577,14 +591,14 @@ AllocationSearch allocate(std::span<const Candidate> pool, double target, Alloca
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits) {
   const std::size_t workers = std::min(limits.workers_max, pool.size());
   // Several times as many candidates as a set may have, and a margin for small fleets.
-  const std::size_t cheapest_count = 4 * workers + 256, fastest_count = 2 * workers + 64, low_price_count = 256;
-  std::vector<bool> is_listed(pool.size(), pool.size() <= cheapest_count + fastest_count + low_price_count);
+  const std::size_t unit_cost_count = 4 * workers + 256, fastest_count = 2 * workers + 64, price_count = 256;
+  const bool is_small = pool.size() <= unit_cost_count + fastest_count + price_count;
+  std::vector<bool> is_listed(pool.size(), is_small);
   const auto list_first = [&](const std::vector<std::size_t>& order, std::size_t count) {
     for (std::size_t i = 0; i < std::min(count, order.size()); ++i) is_listed[order[i]] = true;
   };
-  const bool is_large = !pool.empty() && !is_listed[0];
-  if (is_large) {
-    list_first(by_unit_cost(pool), cheapest_count);
+  if (!is_small) {
+    list_first(by_unit_cost(pool), unit_cost_count);
     const std::vector<std::size_t> fastest_first = by_speed(pool);
     list_first(fastest_first, fastest_count);
     Selection largest(pool, limits);  // the fastest that may be rented together
@@ -597,7 +611,7 @@ std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLi
     std::iota(by_price.begin(), by_price.end(), std::size_t{0});
     std::stable_sort(by_price.begin(), by_price.end(),
                      [&](auto a, auto b) { return pool[a].usd_per_hour < pool[b].usd_per_hour; });
-    list_first(by_price, low_price_count);
+    list_first(by_price, price_count);
   }
   std::vector<std::size_t> listed;
   for (std::size_t i = 0; i < pool.size(); ++i)

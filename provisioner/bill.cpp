@@ -10,11 +10,11 @@ namespace echoline::provisioner {
 
 Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_unix_s) {
   ECHO_ASSIGN(const auto rows, ledger.rows());
-  std::vector<std::string> titles;  // of providers that have bills
-  bool has_bill = false;
+  std::vector<std::string> billing_titles;  // names of the kinds of providers that have bills
+  bool rented_from_billing_provider = false;
   for (const ProviderKind* kind : provider_kinds()) {
     if (!kind->bill) continue;
-    titles.push_back(kind->title);
+    billing_titles.push_back(kind->title);
     std::map<std::string, std::int64_t> row_by_instance;
     double first_unix_s = now_unix_s;
     for (const LedgerRow& row : rows) {
@@ -23,7 +23,7 @@ Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_uni
       first_unix_s = std::min(first_unix_s, row.intended_unix_s);
     }
     if (row_by_instance.empty()) continue;
-    has_bill = true;
+    rented_from_billing_provider = true;
     ECHO_ASSIGN(const Bill bill, kind->bill(options, first_unix_s, now_unix_s));
     std::vector<LedgerCharge> charges;
     for (const Charge& charge : bill.charges) {
@@ -39,9 +39,9 @@ Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_uni
     if (bill.credit_usd) credit = LedgerCredit{.provider = kind->name, .usd = *bill.credit_usd, .unix_s = now_unix_s};
     ECHO_TRY(ledger.record_charges(charges, credit, now_unix_s));
   }
-  if (has_bill) return ok();
+  if (rented_from_billing_provider) return ok();
   return fail(Code::kNotFound, "ledger", "this run has rented nothing from {}, and no other provider has bills",
-              fmt::join(titles, " or "));
+              fmt::join(billing_titles, " or "));
 }
 
 }  // namespace echoline::provisioner

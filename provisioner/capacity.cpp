@@ -9,8 +9,14 @@ namespace {
 
 constexpr std::string_view kOperation = "capacity target";
 
-// Rounds up, unless the fraction is so small that it is only rounding error.
-int ceil_steps(double steps) { return static_cast<int>(std::ceil(steps - 1e-9 * std::max(1.0, steps))); }
+// Rounds up, unless the fraction is so small that it is only a rounding error. At most kStepsMax, so that sums fit an
+// int.
+int ceil_steps(double steps) {
+  constexpr double kStepsMax = 1e6;
+  steps = std::min(kStepsMax, steps);
+  const double rounding_error = 1e-9 * std::max(1.0, steps);
+  return static_cast<int>(std::ceil(steps - rounding_error));
+}
 
 Status check(const LearnerPace& pace, const PublicationTimes& times, const CapacityTerms& terms) {
   if (!(std::isfinite(pace.rollouts_per_step) && pace.rollouts_per_step > 0))
@@ -33,7 +39,7 @@ Duration pause_of(const PublicationTimes& times, CapacityRule rule) {
   return rule == CapacityRule::kEcho2 ? times.broadcast : times.install;
 }
 
-// The learner steps that must have time for one broadcast and one batch, by S; absent if S does not count.
+// The learner steps that have time for one broadcast and the next batch, by S. Absent if S does not limit M*.
 std::optional<int> steps_by_budget(const LearnerPace& pace, const CapacityTerms& terms) {
   if (terms.rule == CapacityRule::kEcho2 || !terms.staleness_budget || *terms.staleness_budget < pace.publish_every)
     return std::nullopt;
@@ -50,32 +56,32 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, const Publicatio
   const Duration period = pace.publish_every * pace.step_time, pause = pause_of(times, terms.rule);
   if (pause >= period) {
     const bool is_broadcast = terms.rule == CapacityRule::kEcho2;
+    const auto publish_every_min = pause / pace.step_time + 1;
     return fail(Code::kInfeasible, kOperation,
                 "{} takes {} and a publication period only kappa*T = {} x {} = {}. No time is left to generate; "
                 "publish every {} steps or more, or bring it below {}{}",
                 is_broadcast ? "a broadcast, in which engines stop (fleet.capacity_rule: echo2),"
                              : "the installation of a policy (fleet.install_time_expected)",
-                to_text(pause), pace.publish_every, to_text(pace.step_time), to_text(period),
-                pause / pace.step_time + 1, to_text(period),
-                is_broadcast ? " (smaller delta, faster links, shorter chains)" : "");
+                to_text(pause), pace.publish_every, to_text(pace.step_time), to_text(period), publish_every_min,
+                to_text(period), is_broadcast ? " (smaller delta, faster links, shorter chains)" : "");
   }
   double required = pace.publish_every * pace.rollouts_per_step / seconds(period - pause);
   if (const auto steps = steps_by_budget(pace, terms)) {
-    const Duration usable = *steps * pace.step_time;
-    if (times.broadcast >= usable)
+    const Duration usable_time = *steps * pace.step_time;
+    if (times.broadcast >= usable_time)
       return fail(Code::kInfeasible, kOperation,
                   "a broadcast takes T_b = {}. S = {} with kappa = {} leaves it and the next batch only {} x T = {}. "
                   "Allow S = {} or more, publish more often, or shorten the broadcast (smaller delta, faster links, "
                   "another topology)",
-                  to_text(times.broadcast), *terms.staleness_budget, pace.publish_every, *steps, to_text(usable),
+                  to_text(times.broadcast), *terms.staleness_budget, pace.publish_every, *steps, to_text(usable_time),
                   pace.publish_every + times.broadcast / pace.step_time);
-    required = std::max(required, pace.rollouts_per_step / seconds(usable - times.broadcast));
+    required = std::max(required, pace.rollouts_per_step / seconds(usable_time - times.broadcast));
   }
   return CapacityTarget{.required_rollouts_per_s = required,
                         .provisioned_rollouts_per_s = (1 + terms.headroom) * required};
 }
 
-PublicationTimes half_of_longest_times(const LearnerPace& pace, const CapacityTerms& terms) {
+PublicationTimes half_of_longest_publication_times(const LearnerPace& pace, const CapacityTerms& terms) {
   const Duration period = pace.publish_every * pace.step_time;
   PublicationTimes times{.broadcast = period / 2, .install = period / 2};
   if (const auto steps = steps_by_budget(pace, terms)) times.broadcast = *steps * pace.step_time / 2;
@@ -90,9 +96,8 @@ int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double ro
 
 int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by) {
   ECHO_CHECK(step_time > Duration{});
-  constexpr double kStepsMax = 1e6;  // so that the result fits an int
-  const auto steps = [&](Duration d) { return ceil_steps(std::min(kStepsMax, seconds(d) / seconds(step_time))); };
-  return steps(arrival) + steps(overtaken_by);
+  const auto steps_in = [&](Duration time) { return ceil_steps(seconds(time) / seconds(step_time)); };
+  return steps_in(arrival) + steps_in(overtaken_by);
 }
 
 Status check_staleness_budget(int staleness_budget, int publish_every) {

@@ -1,5 +1,5 @@
-// Computes the rollout capacity that keeps the learner busy, and the staleness of rollouts. The only owner of both
-// formulas; plans, FleetCore and the simulators call it.
+// Computes the rollout capacity that keeps the learner busy, and the staleness of rollouts. No other file has these
+// formulas; plans, FleetCore and the simulators call this one.
 #pragma once
 #include <optional>
 #include <string_view>
@@ -32,7 +32,7 @@ struct PublicationTimes {
 struct CapacityTerms {
   CapacityRule rule = CapacityRule::kOverlap;
   std::optional<int> staleness_budget = {};  // S; absent: any age is allowed
-  double headroom = 0.10;
+  double headroom = 0.10;                    // capacity above M*, as a share of M*
 };
 
 struct CapacityTarget {
@@ -41,35 +41,34 @@ struct CapacityTarget {
 };
 
 // M*, by the rule:
-// - overlap: the greater of kappa*R / (kappa*T - install) and R / ((S - kappa + 1)*T - T_b). By the first, one
-//   publication period has time for the rollouts and one installation. By the second, needed_staleness() is at most S:
-//   workers whose policy is older get no work, so the last steps before a policy arrives have less time. It does not
-//   count without S, nor for S < kappa, with which the learner waits for each policy's rollouts by choice.
+// - overlap: the greater of kappa*R / (kappa*T - install) and R / ((S - kappa + 1)*T - T_b). With the first, one
+//   publication period has time for its rollouts and one installation. With the second, needed_staleness() is at most
+//   S: workers with an older policy get no work, so less time is left for the last steps before a policy arrives. The
+//   second does not count without S, nor for S < kappa, because the learner then waits for each policy by choice.
 // - echo2: kappa*R / (kappa*T - T_b), because one period has time for the rollouts and the broadcast. (ECHO-2 sec. 3.3)
-// kInfeasible if a denominator is not positive, with what would make it so. kInvalid if R or T is not positive, kappa <
-// 1, or a time or headroom is negative.
+// kInfeasible if a denominator is not positive; the message says which changes would make it positive. kInvalid if R or
+// T is not positive, kappa < 1, or a time or headroom is negative.
 Result<CapacityTarget> capacity_target(const LearnerPace& pace, const PublicationTimes& times,
                                        const CapacityTerms& terms = {});
 
-// Half of the times with which no capacity suffices. With them M* is at most 2R/T. Longer broadcasts are a bottleneck
-// that more workers hardly help.
-PublicationTimes half_of_longest_times(const LearnerPace& pace, const CapacityTerms& terms);
+// Half of the shortest times for which no capacity suffices. For these halves, M* is at most 2R/T. If publications take
+// longer, they are the bottleneck, and more workers hardly help.
+PublicationTimes half_of_longest_publication_times(const LearnerPace& pace, const CapacityTerms& terms);
 
-// The least staleness budget with which the learner never waits, at fleet capacity M. Staleness is the age of a
+// The least staleness budget with which the learner never waits, for a fleet of M rollouts/s. Staleness is the age of a
 // rollout's policy in training, in learner steps. The first batch under a new policy exists k = ceil((R/M + T_b)/T)
-// steps after its publication. Until then the learner trains on older batches, so the budget must be kappa - 1 + k.
+// steps after the publication. Until then the learner trains on older batches, so the budget must be kappa - 1 + k.
 // (ECHO-2 App. B)
 int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s);
 
 // Steps by which a rollout can exceed the staleness that the pacing of work allows (replay_buffer/rules,
-// staleness_worst). Some steps pass until the last worker has a published version (`arrival`). Others pass while faster
-// workers return batches that were requested after the slowest worker's group (`overtaken_by`: how much longer that
-// group takes than the fastest worker's).
+// staleness_worst). `arrival`: the time until the last worker has a published version. `overtaken_by`: how much longer
+// a group takes on the slowest worker than on the fastest one, so that groups requested later are trained first.
 int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by);
 
-// kInvalid unless S >= kappa - 1. With a smaller budget the newest published policy is too old before the next one
-// appears, so the learner waits forever. S = kappa - 1 is strictly on-policy within a period: after each publication
-// the learner waits for a batch of the new policy.
+// kInvalid unless S >= kappa - 1. With a smaller budget, the newest published policy is too old before the next one
+// appears, so the learner waits forever. With S = kappa - 1, each period trains only on its own policy: after each
+// publication the learner waits for a batch of the new policy.
 Status check_staleness_budget(int staleness_budget, int publish_every);
 
 }  // namespace echoline::provisioner

@@ -9,13 +9,13 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr int kBisections = 46;          // narrow the first interval to about 1e-14 of it
-constexpr int kRounds = 8;               // most times that candidates are added to a list
-constexpr std::size_t kAddedMax = 2000;  // most candidates added in a round
-constexpr double kRounding = 1e-12;
-constexpr std::size_t kSharersMax = 16;  // if a machine has at most this many offers, every set of them is tried
+constexpr int kBisections = 46;          // narrow the first interval to about 1e-14 of its width
+constexpr int kRounds = 8;               // most times that cost_bound() adds candidates to the list
+constexpr std::size_t kAddedMax = 2000;  // most candidates that it adds at a time
+constexpr double kRounding = 1e-12;      // relative tolerance of sums of rates
+constexpr std::size_t kSharersMax = 16;  // if a machine has at most this many useful offers, every set of them is tried
 
-// Returns how many of the fastest candidates reach the target together; the number of all if even all do not.
+// Returns how many of the fastest candidates reach the target together. If even all do not, returns their number.
 std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target) {
   std::vector<double> rates;
   for (const std::size_t i : indices) rates.push_back(pool[i].rollouts_per_s);
@@ -25,11 +25,14 @@ std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::
   return count;
 }
 
-// Computes the set with the least reduced cost for given prices.
+// Computes, for given prices, a set with the least sum of reduced costs. The set need not reach the target, and may
+// exceed the limit on workers: the prices stand for both. The kept candidates are in every set, so they are taken off
+// the target and the limits first.
 class Relaxation {
  public:
+  // Sums over the set, without the kept candidates.
   struct Value {
-    double reduced_cost = 0, rate = 0, count = 0;  // sums over the set with the least reduced cost
+    double reduced_cost = 0, rate = 0, count = 0;
   };
 
   Relaxation(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
@@ -37,8 +40,8 @@ class Relaxation {
       : target_(target),
         workers_max_(static_cast<double>(std::min(limits.workers_max, pool.size()))),
         workers_min_(static_cast<double>(least_workers(pool, indices, target))) {
-    std::map<std::uint32_t, std::uint64_t> gpus_kept;
-    std::map<std::uint32_t, std::size_t> hosts_kept;
+    std::map<std::uint32_t, std::uint64_t> kept_gpus;      // by machine
+    std::map<std::uint32_t, std::size_t> kept_host_count;  // by host: number of kept candidates
     for (const std::size_t i : indices) {
       const Candidate& c = pool[i];
       if (!c.keep) continue;
@@ -46,10 +49,10 @@ class Relaxation {
       workers_max_ -= 1;
       workers_min_ -= 1;
       kept_usd_ += c.usd_per_hour;
-      if (c.machine) gpus_kept[c.machine] |= c.gpus;
-      ++hosts_kept[c.host];
+      if (c.machine) kept_gpus[c.machine] |= c.gpus;
+      ++kept_host_count[c.host];
     }
-    std::vector<std::uint32_t> machine_sizes(1), host_sizes(1);
+    std::vector<std::uint32_t> machine_sizes(1), host_sizes(1);  // number of candidates, by machine and by host
     const auto count_in = [](std::vector<std::uint32_t>& sizes, std::uint32_t number) {
       if (sizes.size() <= number) sizes.resize(number + 1);
       ++sizes[number];
@@ -63,13 +66,15 @@ class Relaxation {
     for (const std::size_t i : indices) {
       const Candidate& c = pool[i];
       if (c.keep) continue;
-      if (c.machine && !gpus_kept.empty())
-        if (const auto kept = gpus_kept.find(c.machine); kept != gpus_kept.end() && (kept->second & c.gpus)) continue;
+      if (c.machine && !kept_gpus.empty())
+        if (const auto kept = kept_gpus.find(c.machine); kept != kept_gpus.end() && (kept->second & c.gpus)) continue;
       if (c.host && host_sizes[c.host] > limits.per_host_max) {
         Host& host = by_host[c.host];
-        const auto kept = hosts_kept.find(c.host);
-        host.free = limits.per_host_max - std::min(limits.per_host_max, kept == hosts_kept.end() ? 0 : kept->second);
-        // A candidate without a machine number gets one of its own, which no machine has.
+        const auto kept = kept_host_count.find(c.host);
+        const std::size_t kept_count = kept == kept_host_count.end() ? 0 : kept->second;
+        host.free = kept_count < limits.per_host_max ? limits.per_host_max - kept_count : 0;
+        // A candidate without a machine number gets one that no machine has: machines are numbered from 1, so they do
+        // not reach the numbers ~0, ~1 ...
         host.machines[c.machine ? c.machine : ~static_cast<std::uint32_t>(i)].push_back(c);
       } else if (c.machine && machine_sizes[c.machine] > 1) {
         by_machine[c.machine].push_back(c);
@@ -96,6 +101,7 @@ class Relaxation {
 
   Value least(double usd_per_rollout_s, double usd_per_worker) const {
     Value all;
+    // No branches, because a large market has many candidates and best_slice() calls this often.
     for (std::size_t i = 0; i < rates_.size(); ++i) {
       const double reduced = costs_[i] - usd_per_rollout_s * rates_[i] + usd_per_worker;
       const double taken = reduced < 0 ? 1 : 0;
@@ -111,7 +117,7 @@ class Relaxation {
     return all;
   }
 
-  // The limit on workers to which their price belongs: the most or, if it is negative, the least. Without kept ones.
+  // N of CostBound for this price of workers, without the kept candidates.
   double workers(double usd_per_worker) const { return usd_per_worker >= 0 ? workers_max_ : workers_min_; }
   double bound(const Value& value, double usd_per_rollout_s, double usd_per_worker) const {
     return kept_usd_ + usd_per_rollout_s * target_ - usd_per_worker * workers(usd_per_worker) + value.reduced_cost;
@@ -140,22 +146,23 @@ class Relaxation {
       for (const auto& [reduced, c] : useful) add(best, {reduced, c->rollouts_per_s, 1});
       return best;
     }
-    // Tries every set of useful candidates that share no GPU. `gpus`: those of the candidates that are in the set.
+    // Tries every set of useful candidates that share no GPU: a set with the GPUs `gpus` and the sums `value`, and all
+    // its extensions by useful candidates from the index `from` on.
     const auto visit = [&](const auto& self, std::size_t from, std::uint64_t gpus, const Value& value) -> void {
       if (value.reduced_cost < best.reduced_cost) best = value;
       for (std::size_t i = from; i < useful.size(); ++i) {
         const auto& [reduced, c] = useful[i];
         if (gpus & c->gpus) continue;
-        Value with = value;
-        add(with, {reduced, c->rollouts_per_s, 1});
-        self(self, i + 1, gpus | c->gpus, with);
+        Value extended = value;
+        add(extended, {reduced, c->rollouts_per_s, 1});
+        self(self, i + 1, gpus | c->gpus, extended);
       }
     };
     visit(visit, 0, 0, {});
     return best;
   }
 
-  // The greater of two relaxations: one ignores the host's limit, the other ignores shared GPUs.
+  // The greater of two lower bounds: one ignores the host's limit, the other ignores shared GPUs.
   template <class ReducedCost>
   static Value least_of_host(const Host& host, const ReducedCost& reduced_cost) {
     Value without_limit;
@@ -172,28 +179,29 @@ class Relaxation {
     return without_gpus.reduced_cost > without_limit.reduced_cost ? without_gpus : without_limit;
   }
 
-  double target_, workers_max_, workers_min_;  // without the kept candidates
-  double kept_usd_ = 0;
-  double unit_cost_max_ = 0, rate_min_ = 1e300;
-  std::vector<double> rates_, costs_;             // those of the candidates that exclude no other one
+  double target_, workers_max_, workers_min_;     // without the kept candidates
+  double kept_usd_ = 0;                           // $ per hour of the kept candidates
+  double unit_cost_max_ = 0, rate_min_ = 1e300;   // over the candidates that are not kept
+  std::vector<double> rates_, costs_;             // of the candidates that exclude no other one
   std::vector<std::vector<Candidate>> machines_;  // machines with several candidates
   std::vector<Host> hosts_;                       // hosts with more candidates than a set may have of them
 };
 
-// The best price of rollouts for one price of workers.
+// The greatest bound for one price of workers.
 struct Slice {
   CostBound bound;
   double count = 0;  // workers at exactly the target rate, interpolated between the sets just below and above it
   bool reaches_target = false;
 };
 
-// Bisects the price of rollouts: at `low`, the set of least reduced cost does not reach the target; at `high`, it does.
+// Bisects the price of rollouts. At the price `low`, the set of least reduced cost does not reach the target; at
+// `high`, it does.
 Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
   Slice slice;
   slice.bound.usd_per_worker = usd_per_worker;
   double low = 0, high = relaxation.highest_price(usd_per_worker);
   auto at_low = relaxation.least(low, usd_per_worker), at_high = relaxation.least(high, usd_per_worker);
-  // highest_price() is too low if, of candidates that share a machine, the fastest is the best only at a higher price.
+  // highest_price() can be too low if candidates share a machine: the fastest may be the best only at a higher price.
   for (int i = 0; i < kBisections && at_high.rate < relaxation.target(); ++i) {
     low = high, at_low = at_high;
     high *= 2;
@@ -219,21 +227,25 @@ Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
   return slice;
 }
 
-// Whether the kept candidates and the fastest others, `workers_max` in all, reach the target if none excludes another.
+// Whether the kept and the fastest other candidates, `workers_max` in all, reach the target. Ignores that candidates
+// can exclude each other.
 bool can_reach(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
                AllocationLimits limits) {
   std::vector<double> rates;
   double rate = 0;
   std::size_t kept = 0;
   for (const std::size_t i : indices) {
-    if (pool[i].keep)
-      rate += pool[i].rollouts_per_s, ++kept;
-    else
+    if (pool[i].keep) {
+      rate += pool[i].rollouts_per_s;
+      ++kept;
+    } else {
       rates.push_back(pool[i].rollouts_per_s);
+    }
   }
-  const std::size_t more = std::min(rates.size(), limits.workers_max - std::min(limits.workers_max, kept));
-  std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(more), rates.end(), std::greater<>());
-  rate = std::accumulate(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(more), rate);
+  const std::size_t free = kept < limits.workers_max ? limits.workers_max - kept : 0;
+  const auto added_end = rates.begin() + static_cast<std::ptrdiff_t>(std::min(rates.size(), free));
+  std::nth_element(rates.begin(), added_end, rates.end(), std::greater<>());
+  rate = std::accumulate(rates.begin(), added_end, rate);
   return rate >= target * (1 - kRounding);
 }
 
@@ -260,23 +272,25 @@ std::optional<CostBound> best_bound(std::span<const Candidate> pool, std::span<c
   if (relaxation.target() <= 0) return CostBound{.usd_per_hour = relaxation.kept_usd()};
   const Slice without_price = best_slice(relaxation, 0);
   if (!without_price.reaches_target) return std::nullopt;
-  // The bound is concave in the price of workers. It grows with the price while more workers are taken than allowed,
-  // and with a negative price while fewer are taken than any set needs.
+  // The bound is concave in the price of workers. Raising the price from 0 raises the bound while more workers are
+  // taken than allowed. Lowering it from 0 raises the bound while fewer are taken than any set needs.
   const double count = without_price.count;
   const bool has_too_many = count > relaxation.workers_max(), has_too_few = count < relaxation.workers_min();
   CostBound best = without_price.bound;
   if (has_too_many || has_too_few) {
     const double sign = has_too_many ? 1 : -1;
+    // Prices without their sign. `high` begins at the mean cost of a worker, and positive, because it is doubled below.
     double low = 0, high = std::max(best.usd_per_hour / std::max(1.0, relaxation.workers_max()), 1e-9);
-    const auto is_far_enough = [&](double price) {
+    // Tries a price: keeps its bound if it is the greatest, and returns whether the price is at or beyond the optimum.
+    const auto try_price = [&](double price) {
       const Slice slice = best_slice(relaxation, sign * price);
       if (slice.bound.usd_per_hour > best.usd_per_hour) best = slice.bound;
       return has_too_many ? slice.count <= relaxation.workers_max() : slice.count >= relaxation.workers_min();
     };
-    for (int doublings = 0; doublings < kBisections && !is_far_enough(high); ++doublings) low = high, high *= 2;
+    for (int doublings = 0; doublings < kBisections && !try_price(high); ++doublings) low = high, high *= 2;
     for (int i = 0; i < kBisections && high - low > 1e-10 * high; ++i) {
       const double middle = (low + high) / 2;
-      (is_far_enough(middle) ? high : low) = middle;
+      (try_price(middle) ? high : low) = middle;
     }
   }
   double kept = 0;
@@ -290,18 +304,18 @@ std::optional<CostBound> cost_bound(std::span<const Candidate> pool, std::vector
   std::optional<CostBound> best;
   for (int round = 0; round < kRounds; ++round) {
     std::optional<CostBound> bound = best_bound(pool, indices, target, limits);
-    if (!bound) {
+    if (!bound) {  // the listed candidates cannot reach the target, so all are listed
       if (indices.size() == pool.size()) return best;
       indices.resize(pool.size());
       std::iota(indices.begin(), indices.end(), std::size_t{0});
       continue;
     }
     if (indices.size() == pool.size()) return bound;
-    // The bound of the whole pool with these prices. Unlisted candidates with negative reduced costs lower it.
+    // Now the bound of the whole pool with these prices. Unlisted candidates with negative reduced costs lower it.
     const double list_usd_per_hour = bound->usd_per_hour;
     bound->usd_per_hour = bound_of(pool, target, limits, *bound);
     if (!best || bound->usd_per_hour > best->usd_per_hour) best = bound;
-    // The unlisted candidates hardly lower the bound, so adding them would not change it.
+    // Stops if the unlisted candidates hardly lower the bound.
     if (bound->usd_per_hour >= list_usd_per_hour * (1 - 1e-6)) break;
     std::vector<bool> is_listed(pool.size());
     for (const std::size_t i : indices) is_listed[i] = true;

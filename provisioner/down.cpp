@@ -13,9 +13,10 @@ namespace {
 
 constexpr Duration kPollInterval = std::chrono::milliseconds(20);
 constexpr int kStopRoundsMax = 5;      // a round: a listing, and stops of the instances that it shows
-constexpr double kRecentSeconds = 60;  // listings may lack an instance whose row is younger
+constexpr double kRecentSeconds = 60;  // a listing may lack an instance that was requested less long ago
 constexpr Duration kListingRetryPause = std::chrono::seconds(10);
-constexpr Ticket kRunListing = -1, kAccountListing = -2;  // list instances with the run's label; all instances
+// Tickets of listings, of the instances with the run's label and of all instances. Tickets of stops are not negative.
+constexpr Ticket kRunListing = -1, kAccountListing = -2;
 
 void wait_for(const DownOptions& options, Duration pause) {
   if (options.pause)
@@ -34,6 +35,7 @@ class ProviderRelease {
     ECHO_ASSIGN(std::vector<LedgerRow> rows, open_rows());
     auto provider = options_.provider(name_);
     if (!provider) {
+      // Without rows, the run never used this provider, so the user may lack a key for it.
       if (!rows.empty()) add_problem(provider.error().message());
       return ok();
     }
@@ -43,20 +45,21 @@ class ProviderRelease {
       const std::optional<Listed> listed = list(kRunListing, ledger_.label_prefix());
       if (!listed) return ok();
       for (const InstanceInfo& info : listed->instances) {
-        instance_seen_ = true;
+        knows_run_ = true;
+        // Changes nothing for an instance that the ledger has.
         ECHO_TRY(ledger_.record_found_instance(name_, info.instance.text, info.label, info.usd_per_hour,
                                                clock_.unix_seconds()));
       }
       ECHO_ASSIGN(rows, open_rows());
       if (!listed->complete) add_problem(listed->error ? listed->error->message() : "the listing is incomplete");
-      if (listed->error && listed->error->code == Code::kInvalid) return ok();  // the key is refused for all requests
+      if (listed->error && listed->error->code == Code::kInvalid) return ok();  // the key is refused, for stops as well
       const bool has_instances =
           std::any_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); });
       if (!has_instances) {
         if (!listed->complete) return ok();
         if (!is_any_recent(rows)) return book_never_rented(rows);
         wait(kListingRetryPause);
-        continue;  // nothing was stopped, so this does not count as a round
+        continue;  // nothing was stopped, so this is no round; the rows cease to be recent, so the loop ends
       }
       ++round;
       const std::size_t problems_before = report_.problems.size();
@@ -78,22 +81,22 @@ class ProviderRelease {
 
   void wait(Duration pause) const { wait_for(options_, pause); }
 
-  // Polls until `is_last` returns true for an event. Returns false after the timeout.
-  template <class IsLast>
-  bool poll_until(IsLast&& is_last) {
+  // Polls until `handle` returns true for an event, or until the timeout, which is a problem.
+  template <class Handle>
+  void poll_until(Handle&& handle) {
     while (clock_.now() < deadline_) {
       bool is_done = false;
       for (const ProviderEvent& event : provider_->poll(clock_.now())) {
         deadline_ = clock_.now() + options_.timeout;  // every event starts the timeout again
-        is_done = is_last(event) || is_done;
+        if (handle(event)) is_done = true;
       }
-      if (is_done) return true;
+      if (is_done) return;
       wait(kPollInterval);
     }
     add_problem(fmt::format("no answer within {}; run `echoline down` again", to_text(options_.timeout)));
-    return false;
   }
 
+  // Absent after the timeout.
   std::optional<Listed> list(Ticket ticket, const std::string& prefix) {
     std::optional<Listed> answer;
     provider_->list(ticket, prefix);
@@ -113,7 +116,7 @@ class ProviderRelease {
 
   Status stop_all(const std::vector<LedgerRow>& rows) {
     std::map<Ticket, const LedgerRow*> unanswered;
-    std::vector<const LedgerRow*> unknown_rows;  // whose instances the service does not know
+    std::vector<const LedgerRow*> unknown_rows;  // rows whose instances the service does not know
     for (const LedgerRow& row : rows) {
       if (row.instance.empty()) continue;
       ECHO_TRY(ledger_.record_stop_request(row.id, clock_.unix_seconds()));
@@ -125,17 +128,19 @@ class ProviderRelease {
       if (const auto* stopped = std::get_if<Stopped>(&event)) {
         const auto it = unanswered.find(stopped->ticket);
         if (it == unanswered.end()) return false;
-        // `stop_asked_unix_s` dates from an earlier request, because the rows were read before the present one.
-        if (stopped->absent && !it->second->stop_asked_unix_s) {
-          unknown_rows.push_back(it->second);
+        const LedgerRow& row = *it->second;
+        unanswered.erase(it);
+        // The row was read before the present request was recorded, so it has the time of an earlier request.
+        const std::optional<double> earlier_stop_unix_s = row.stop_asked_unix_s;
+        if (stopped->absent && !earlier_stop_unix_s) {
+          unknown_rows.push_back(&row);
         } else {
-          instance_seen_ = instance_seen_ || !stopped->absent;
-          const LedgerRow& row = *it->second;
+          if (!stopped->absent) knows_run_ = true;
+          // An absent instance has ended by the earlier request, but not before its last sign of life.
           const double end_unix_s =
-              stopped->absent ? std::max(row.last_known_unix_s(), *row.stop_asked_unix_s) : clock_.unix_seconds();
+              stopped->absent ? std::max(row.last_known_unix_s(), *earlier_stop_unix_s) : clock_.unix_seconds();
           if (const Status status = end(row, stopped->how, end_unix_s); !status) booked = status;
         }
-        unanswered.erase(it);
       } else if (const auto* failed = std::get_if<StopFailed>(&event)) {
         if (unanswered.erase(failed->ticket) > 0)
           add_problem(fmt::format("{} may still be rented: {}", failed->instance.text, failed->error.message()));
@@ -144,11 +149,12 @@ class ProviderRelease {
     });
     ECHO_TRY(booked);
     if (unknown_rows.empty()) return ok();
-    // The service does not know these instances, although nothing asked it to end them. If it knows another instance of
-    // this run or account, they are gone. Otherwise the key may belong to another account.
-    if (!options_.absent_is_gone && !instance_seen_) {
-      const std::optional<Listed> account = list(kAccountListing, "");
-      if ((!account || !account->complete || account->instances.empty()) && !is_any_billed(unknown_rows)) {
+    // The service does not know these instances, although no request ended them. If it knows another instance of this
+    // run or account, they have ended. Otherwise the key may belong to another account.
+    if (!options_.absent_is_gone && !knows_run_) {
+      const std::optional<Listed> account = list(kAccountListing, /*prefix=*/"");
+      const bool knows_any = account && account->complete && !account->instances.empty();
+      if (!knows_any && !is_any_billed(unknown_rows)) {
         add_problem(fmt::format(
             "the service knows none of the {} instances that the ledger has as running, and no others: is this "
             "the key of the account that rented them? If they are gone, add --gone",
@@ -156,7 +162,7 @@ class ProviderRelease {
         return ok();
       }
     }
-    // They ended while no process of the run was there to see it, perhaps days ago.
+    // They ended while no process of the run watched them, perhaps days ago.
     for (const LedgerRow* row : unknown_rows)
       ECHO_TRY(end(*row, "gone before a request to stop it", row->last_known_unix_s()));
     return ok();
@@ -194,10 +200,10 @@ class ProviderRelease {
   DownReport& report_;
   std::unique_ptr<Provider> provider_;
   TimePoint deadline_{};
-  bool instance_seen_ = false;  // the service has shown an instance of this run
+  bool knows_run_ = false;  // the service has shown an instance of this run, so the key is right
 };
 
-// Releases the labelled instances of one provider.
+// Releases the instances of one provider that have a label of `run`, or of any run if `run` is empty.
 class LabelRelease {
  public:
   LabelRelease(const Clock& clock, const DownOptions& options, std::string name, std::string run, DownReport& report)
@@ -227,7 +233,7 @@ class LabelRelease {
 
   std::optional<Listed> list() {
     std::optional<Listed> answer;
-    provider_->list(kAccountListing, "");
+    provider_->list(kAccountListing, /*label_prefix=*/"");
     poll_until([&](const ProviderEvent& event) {
       if (const auto* listed = std::get_if<Listed>(&event)) answer = *listed;
       return answer.has_value();
@@ -252,14 +258,15 @@ class LabelRelease {
     });
   }
 
-  template <class IsLast>
-  void poll_until(IsLast&& is_last) {
+  // As in ProviderRelease.
+  template <class Handle>
+  void poll_until(Handle&& handle) {
     TimePoint deadline = clock_.now() + options_.timeout;
     while (clock_.now() < deadline) {
       bool is_done = false;
       for (const ProviderEvent& event : provider_->poll(clock_.now())) {
         deadline = clock_.now() + options_.timeout;
-        is_done = is_last(event) || is_done;
+        if (handle(event)) is_done = true;
       }
       if (is_done) return;
       wait_for(options_, kPollInterval);
@@ -277,14 +284,15 @@ class LabelRelease {
 }  // namespace
 
 bool is_label_of_run(std::string_view label, std::string_view run) {
-  // A label is "RUN.MARK/ROW": MARK is eight hexadecimal digits, ROW a number. An instance name made from a label has
-  // '-' instead of '.' and '/'.
+  // A label is "RUN.MARK/ROW": MARK is eight hexadecimal digits, ROW the decimal number of a ledger row. An instance
+  // name made from a label has '-' instead of '.' and '/'.
   constexpr std::size_t kMarkDigits = 8;
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   std::size_t row_begin = label.size();
   while (row_begin > 0 && is_digit(label[row_begin - 1])) --row_begin;
-  // The shortest label has one character of the run's name and two separators beside the mark.
-  if (row_begin == label.size() || row_begin < kMarkDigits + 3) return false;
+  // Before the row, a label has at least one character of the run's name, the mark and two separators.
+  constexpr std::size_t kRowBeginMin = 1 + kMarkDigits + 2;
+  if (row_begin == label.size() || row_begin < kRowBeginMin) return false;
   const char row_separator = label[row_begin - 1];
   const std::string_view before_row = label.substr(0, row_begin - 1);
   const std::string_view mark = before_row.substr(before_row.size() - kMarkDigits);

@@ -1,4 +1,4 @@
-// Checks and prices single offers; plans, their renewal and the fleet call it.
+// Checks and prices single offers, for plans and the fleet. plan.hpp declares ineligibility_reason().
 #include "provisioner/eligibility.hpp"
 
 #include <algorithm>
@@ -9,6 +9,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr double kBytesPerGb = 1e9;
+constexpr double kSecondsPerHour = 3600;
 
 template <class T>
 std::optional<T> stated_or_assumed(const std::optional<T>& stated, const std::optional<T>& assumed) {
@@ -47,10 +48,11 @@ std::optional<std::string> unmet_condition(const OfferConditions& where, const O
       return fmt::format("{:.3g} GB of host memory, {:.3g} required", *offer.memory_gb,
                          static_cast<double>(where.memory_min->count) / kBytesPerGb);
   }
+  // An unstated link or price meets its condition; fleet.assume states the value to plan with.
   if (where.down_min && offer.down && *offer.down < *where.down_min)
     return fmt::format("downlink {:.3g} Mbit/s below {:.3g}", offer.down->mbit_per_s(), where.down_min->mbit_per_s());
-  const auto is_dearer = [](const std::optional<double>& price, const std::optional<double>& most) {
-    return most && price && *price > *most;
+  const auto is_dearer = [](const std::optional<double>& price, const std::optional<double>& price_max) {
+    return price_max && price && *price > *price_max;
   };
   if (is_dearer(offer.upload_usd_per_gb, where.upload_usd_per_gb_max))
     return fmt::format("outgoing traffic costs ${:.3g}/GB, ${:.3g} allowed", *offer.upload_usd_per_gb,
@@ -76,21 +78,21 @@ std::optional<double> bid_for(const PlanRequest& request, const Offer& offer) {
   return *offer.bid_usd_per_hour_min * (1 + request.fleet.bid_over_min);
 }
 
-OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies) {
+OfferCost cost_of(const PlanRequest& request, const Offer& offer, double forwarded_copies) {
   const double period_s = request.pace.publish_every * seconds(request.pace.step_time);
-  const double gb_per_hour = static_cast<double>(request.delta_bytes.count) / kBytesPerGb * 3600 / period_s;
+  const double gb_per_hour = static_cast<double>(request.delta_bytes.count) / kBytesPerGb * kSecondsPerHour / period_s;
   const auto usd_per_gb_up = stated_or_assumed(offer.upload_usd_per_gb, request.fleet.assume.upload_usd_per_gb);
   const auto usd_per_gb_down = stated_or_assumed(offer.download_usd_per_gb, request.fleet.assume.download_usd_per_gb);
   OfferCost cost;
   cost.gpu = request.fleet.pricing == Pricing::kBid ? bid_for(request, offer) : offer.gpu_usd_per_hour;
   cost.storage = stated_or_assumed(offer.storage_usd_per_hour, request.fleet.assume.storage_usd_per_hour);
   // A machine that sends nothing pays nothing for sending, even at an unknown price.
-  if (usd_per_gb_down && (usd_per_gb_up || copies == 0))
-    cost.bandwidth = gb_per_hour * *usd_per_gb_down + gb_per_hour * copies * usd_per_gb_up.value_or(0);
+  if (usd_per_gb_down && (usd_per_gb_up || forwarded_copies == 0))
+    cost.bandwidth = gb_per_hour * *usd_per_gb_down + gb_per_hour * forwarded_copies * usd_per_gb_up.value_or(0);
   return cost;
 }
 
-std::vector<std::string> assumed_of(const PlanRequest& request, const Offer& offer) {
+std::vector<std::string> assumed_keys(const PlanRequest& request, const Offer& offer) {
   std::vector<std::string> keys;
   const auto add_if_assumed = [&](const auto& stated, const auto& assumed, const char* key) {
     if (!stated && assumed) keys.emplace_back(key);
@@ -107,6 +109,7 @@ std::vector<std::string> assumed_of(const PlanRequest& request, const Offer& off
 }
 
 std::optional<std::string> ineligibility_reason(const PlanRequest& request, const Offer& offer) {
+  // A run whose workers join by hand rents nothing, so its plan may compare offers of all providers.
   if (!request.fleet.joined_by_hand() && offer.provider != request.fleet.provider)
     return fmt::format("of provider {}, but this run rents from {}", offer.provider, request.fleet.provider);
   if (!offer.rentable) return "another customer rents it";
@@ -118,12 +121,14 @@ std::optional<std::string> ineligibility_reason(const PlanRequest& request, cons
   if (auto unmet = unmet_condition(request.fleet.where, offer)) return unmet;
   if (request.cuda_min) {
     if (!offer.cuda_max) {
-      // An image's name is a weaker reason than a condition: it leaves out only offers that state an older version.
+      // Without fleet.where.cuda_min, cuda_min is only a guess from the image's name, so an unstated version is
+      // allowed.
       if (request.fleet.where.cuda_min) return "CUDA version not stated, but fleet.where.cuda_min requires it";
     } else if (*offer.cuda_max < *request.cuda_min) {
       return fmt::format("its driver supports CUDA {:.1f}, {:.1f} needed", *offer.cuda_max, *request.cuda_min);
     }
   }
+  // Unstated host memory and disk count as enough.
   if (request.host_memory_min && offer.memory_gb &&
       *offer.memory_gb * kBytesPerGb < static_cast<double>(request.host_memory_min->count))
     return fmt::format("{:.3g} GB of host memory, {:.3g} needed for the policy and its server", *offer.memory_gb,
@@ -163,8 +168,8 @@ std::optional<std::string> ineligibility_reason(const PlanRequest& request, cons
   if (!(offer.rollouts_per_s > 0))
     return fmt::format("throughput unknown: no measurement, no profile of this GPU, no dlperf{}{}",
                        offer.engines_note.empty() ? "" : "; ", offer.engines_note);
-  constexpr double kCopies = 1;  // the usual case: a worker forwards each publication once
-  const OfferCost cost = cost_of(request, offer, kCopies);
+  constexpr double kForwardedCopies = 1;  // not 0, so that the price of sending must be known
+  const OfferCost cost = cost_of(request, offer, kForwardedCopies);
   if (!cost.gpu)
     return request.fleet.pricing == Pricing::kBid ? "no bid stated that would rent it" : "its price is not stated";
   if (!cost.storage) return not_stated("disk price", "storage_usd_per_hour");

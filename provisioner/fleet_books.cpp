@@ -1,3 +1,4 @@
+// What FleetDriver writes to the ledger: intents, signs of life, measurements and ends of rentals.
 #include "provisioner/fleet_books.hpp"
 
 #include <utility>
@@ -5,8 +6,8 @@
 namespace echoline::provisioner {
 namespace {
 
-// Interval at which the ledger records that instances are alive. The ledger of a killed learner lacks at most this
-// time.
+// Interval at which the ledger records that instances are alive. If the learner is killed, the ledger lacks the costs
+// of at most this time.
 constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
 
 }  // namespace
@@ -14,7 +15,8 @@ constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
 void MachineRecord::add_traffic(const WorkerTraffic& traffic) {
   // A worker's counters restart with its process.
   const auto increase = [](Bytes counter, Bytes earlier) {
-    return counter < earlier ? counter : Bytes{counter.count - earlier.count};
+    const bool has_restarted = counter < earlier;
+    return has_restarted ? counter : Bytes{counter.count - earlier.count};
   };
   received_unbooked += increase(traffic.received, received);
   forwarded_unbooked += increase(traffic.forwarded, forwarded);
@@ -39,7 +41,10 @@ void FleetBooks::add_earlier(const LedgerRow& row) {
 Result<LedgerRow> FleetBooks::book_unknown(const std::string& provider, const InstanceInfo& info) {
   auto row =
       ledger_.record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
-  if (!row) return log_error(Status(row.error())), row;
+  if (!row) {
+    log_error(Status(row.error()));
+    return row;
+  }
   records_[row->id].label = row->label;
   records_[row->id].is_running = true;
   return row;
@@ -75,7 +80,7 @@ bool FleetBooks::end(const fleet::BookEnd& end) {
     log_error(ledger_.record_measurement(end.ticket, {.rollouts_per_s = end.rollouts_per_s, .up = {}, .down = {}},
                                          clock_.unix_seconds()));
   const MachineRecord record = std::exchange(records_[end.ticket], {});
-  records_[end.ticket].label = record.label;
+  records_[end.ticket].label = record.label;  // a late answer of the provider may still name it
   const bool ended_unwatched = record.last_known_unix_s && !record.is_running;
   unbooked_ends_.push_back({end, ended_unwatched ? *record.last_known_unix_s : clock_.unix_seconds()});
   return ended_unwatched;
@@ -86,7 +91,8 @@ void FleetBooks::book_ends() {
     const Status booked = e.end.ran ? ledger_.record_end(e.end.ticket, e.end.why, e.unix_s)
                                     : ledger_.record_failure(e.end.ticket, e.end.why, e.unix_s);
     log_error(booked);
-    return booked || booked.error().code != Code::kIo;  // a full disk may have room later, so retry
+    // kIo, such as a full disk, may pass, so the end is booked again later. Any other error would come again.
+    return booked || booked.error().code != Code::kIo;
   });
 }
 

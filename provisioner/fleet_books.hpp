@@ -1,4 +1,4 @@
-// The run's ledger, with the measurements and ends of machines that are not in it yet. Private to fleet_driver.
+// The run's ledger, with the measurements and ends of machines that it does not have yet. Private to fleet_driver.
 #pragma once
 #include <map>
 #include <string>
@@ -17,23 +17,23 @@ inline void log_error(const Status& status) {
   if (!status) log::error("{}", status.error().message());
 }
 
-// A worker's counters at a time, as FleetDriver::on_heartbeat() receives them.
+// A worker's counters at the time `at`, as FleetDriver::on_heartbeat() receives them.
 struct WorkerTraffic {
   WorkerId worker;
   Bytes received, forwarded, delivered;
   TimePoint at;
 };
 
-// "Booked" values are those that the ledger has.
+// The newest data of a rental. "Booked" values are those that the ledger has.
 struct MachineRecord {
-  std::string label;                            // stays after the machine's end
+  std::string label;                            // kept after the rental's end
   Bytes received, forwarded;                    // the worker's counters
-  Bytes received_unbooked, forwarded_unbooked;  // the part that is not in the ledger yet
+  Bytes received_unbooked, forwarded_unbooked;  // the part of this traffic that is not in the ledger yet
   std::optional<double> rollouts_per_s_booked;
-  LinkMeter up_meter, down_meter;
+  LinkMeter up_meter, down_meter;  // speeds of the worker's links
   std::optional<BitRate> up_booked, down_booked;
-  std::optional<double> last_known_unix_s;  // last sign of life of a machine of an earlier process
-  bool is_running = false;
+  std::optional<double> last_known_unix_s;  // of an earlier process's machine: its last sign of life
+  bool is_running = false;                  // this process knows that its instance is rented
   void add_traffic(const WorkerTraffic& traffic);
 };
 
@@ -50,10 +50,10 @@ class FleetBooks {
   Result<LedgerRow> book_unknown(const std::string& provider, const InstanceInfo& info);
   void book_signs_of_life(const FleetMachines& machines);
   bool are_signs_of_life_due() const { return clock_.now() >= next_signs_of_life_at_; }
-  // The next book_ends() books the end. Returns whether the instance ended while no process of the run watched it; then
-  // its end is its last sign of life, not now.
+  // The next book_ends() books the end. Returns whether the instance ended while no process of the run watched it. The
+  // time of its end is then its last sign of life, else now.
   bool end(const fleet::BookEnd& end);
-  void book_ends();  // also retries the ends that could not be booked before
+  void book_ends();  // tries again with the ends that could not be booked before
 
  private:
   struct UnbookedEnd {

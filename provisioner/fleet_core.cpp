@@ -9,13 +9,15 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr int kSamplesPerWindow = 32;  // measurements that are closer in time are merged into one sample
-// A worker's rate window keeps at least this many groups, even if it is then longer than rules::kThroughputWindow.
+// Measurements of a window are merged into about this many samples.
+constexpr int kSamplesPerWindow = 32;
+// The window for a worker's rate has kThroughputPeriods publication periods, at least rules::kThroughputWindow, and so
+// much more that it holds kGroupsInWindow groups.
+constexpr int kThroughputPeriods = 3;
 constexpr double kGroupsInWindow = 8;
 // A rate measured from few groups is averaged with the expected rate, which counts as up to this many groups.
 constexpr double kPromisedGroups = 2;
 constexpr double kGroupsBeforeJudged = 4;  // measured groups before a worker can count as slower than promised
-constexpr int kThroughputPeriods = 3;      // publication periods, if they take longer than rules::kThroughputWindow
 constexpr Duration kResultGapMax = std::chrono::seconds(10);  // a longer gap between two results counts as this long
 // The traffic window has kTrafficPeriods publication periods, and at least rules::kTrafficWindow.
 constexpr int kTrafficPeriods = 5;
@@ -24,20 +26,20 @@ constexpr int kTrafficPeriodsMin = 2;
 constexpr Duration kTrafficTimeMin = std::chrono::minutes(1);
 constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
 constexpr double kBytesPerGb = 1e9;
-// If a start has no answer and no listing shows its instance for this time, the core gives the machine up.
+// The core gives a machine up if its start has no answer, and no listing shows its instance for this time.
 constexpr Duration kUnansweredMax = std::chrono::minutes(5);
-// The same for a start by an earlier process: its request ended with the process, and listings show instances sooner.
+// The same for a start by an earlier process. It is shorter, because the request ended with that process.
 constexpr Duration kUnansweredEarlierMax = std::chrono::minutes(1);
 constexpr double kShareMin = 1e-3;  // least share of a promised rate, so that no host counts as 0
 
 }  // namespace
 
 FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted)
-    : rules_(std::move(rules)), book_(offers), wanted_(std::move(wanted)) {
+    : rules_(std::move(rules)), offer_book_(offers), wanted_(std::move(wanted)) {
   ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
   target_ = planned_target();
   for (const std::string& id : wanted_)
-    if (const OfferBook::Entry* entry = book_.find(id)) planned_usd_per_hour_ += price_of(entry->offer);
+    if (const OfferBook::Entry* entry = offer_book_.find(id)) planned_usd_per_hour_ += price_of(entry->offer);
 }
 
 // ---- events ----
@@ -50,6 +52,7 @@ std::vector<FleetAction> FleetCore::handle(const FleetEvent& event, TimePoint no
 
 std::vector<FleetAction> FleetCore::tick(TimePoint now) {
   time_.advance_to(now);
+  // Before the learner's first batch, workers only fill the stock, so their work is no measure of the need.
   if (pace_.learner_idle.has_begun()) pace_.used_capacity.add_capacity(totals().working_rollouts_per_s, time_.now);
   enforce_time_limits();
   if (phase_ == Phase::kOpen) {
@@ -76,21 +79,22 @@ std::vector<FleetAction> FleetCore::close(const std::string& why, TimePoint now)
 
 void FleetCore::on(const fleet::Booked& e) {
   Machine* machine = machines_.find(e.offer);
-  if (machine == nullptr || machine->state != MachineState::kAsked || machine->unwanted) {
-    emit(fleet::BookEnd{.ticket = e.ticket, .why = machine ? machine->why : "it is not wanted any more", .ran = false});
-    if (machine != nullptr && machine->state == MachineState::kAsked) machines_.erase(*machine);
+  if (machine == nullptr || machine->state != MachineState::kUnbooked || machine->unwanted) {
+    emit(fleet::BookEnd{
+        .ticket = e.ticket, .why = machine ? machine->why : "it is not wanted any more", .ran = kNeverRan});
+    if (machine != nullptr && machine->state == MachineState::kUnbooked) machines_.erase(*machine);
     return;
   }
   machines_.set_ticket(*machine, e.ticket);
   change_state(*machine, MachineState::kStarting);
-  machine->start_answered = false;
+  machine->awaits_start_answer = true;
   ++counts_.started;
   emit(fleet::Start{.ticket = e.ticket, .offer = e.offer});
 }
 
 void FleetCore::on(const fleet::BookingFailed& e) {
   Machine* machine = machines_.find(e.offer);
-  if (machine == nullptr || machine->state != MachineState::kAsked) return;
+  if (machine == nullptr || machine->state != MachineState::kUnbooked) return;
   note("failed", e.offer, "not booked, so not rented: " + e.why);
   record_offer_failure(*machine, kAvailableAfterPause);
   shortfall_.lost_rollouts_per_s += machine->expected_rollouts_per_s();
@@ -105,22 +109,16 @@ void FleetCore::on(const fleet::Recovered& e) {
   machine.adopt = e.adopt && phase_ == Phase::kOpen;
   machine.unwanted = !machine.adopt;
   machine.why = "left behind by an earlier process";
-  machine.start_answered = !e.instance.text.empty();
+  machine.awaits_start_answer = e.instance.text.empty();  // the earlier process's request may still be under way
   machines_.invalidate_totals();
   request_listing(machine);
 }
 
 void FleetCore::on(const fleet::Started& e) {
   Machine* machine = machines_.find(e.ticket);
-  if (machine == nullptr) {  // the core erased this machine long ago, so it must be stopped
-    machine = &machines_.add({}, kFullShare, MachineState::kDoubtful, time_.now);
-    machines_.set_ticket(*machine, e.ticket);
-    machine->unwanted = true;
-    machine->why = "it was started after it had been given up";
-    machines_.invalidate_totals();
-  }
+  if (machine == nullptr) return;  // given up long ago; the driver reports the instance as Recovered
   if (machine->state != MachineState::kStarting && machine->state != MachineState::kDoubtful) return;
-  machine->start_answered = true;
+  machine->awaits_start_answer = false;
   machine->instance = e.instance;
   if (e.usd_per_hour) {
     machine->offer.usd_per_hour = *e.usd_per_hour;
@@ -132,7 +130,7 @@ void FleetCore::on(const fleet::Started& e) {
     return;
   }
   change_state(*machine, MachineState::kBooting);
-  set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kJoining);
+  set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kUnreported);
   if (machine->worker)
     change_state(*machine, MachineState::kWorking);  // the worker joined before the provider answered
 }
@@ -140,12 +138,12 @@ void FleetCore::on(const fleet::Started& e) {
 void FleetCore::on(const fleet::Running& e) {
   Machine* machine = machines_.find(e.ticket);
   if (machine == nullptr || machine->state != MachineState::kBooting) return;
-  if (machine->boot_phase == BootPhase::kPulling) set_boot_phase(*machine, BootPhase::kBooting);
+  if (machine->boot_phase == BootPhase::kPulling) set_boot_phase(*machine, BootPhase::kContainerRuns);
 }
 
 void FleetCore::on(const fleet::Cancelled& e) {
   Machine* machine = machines_.find(e.ticket);
-  if (machine == nullptr || machine->start_answered) return;
+  if (machine == nullptr || !machine->awaits_start_answer) return;
   erase_ended(*machine, machine->why, kNeverRan);
 }
 
@@ -154,7 +152,7 @@ void FleetCore::on(const fleet::StartFailed& e) {
   if (machine == nullptr) return;
   if (machine->state != MachineState::kStarting && machine->state != MachineState::kDoubtful) return;
   const bool was_wanted = !machine->unwanted && phase_ == Phase::kOpen;
-  machine->start_answered = true;
+  machine->awaits_start_answer = false;
   if (was_wanted) {
     if (e.by_account) {
       note_once("failed", machine->offer.provider, e.why);
@@ -180,7 +178,7 @@ void FleetCore::on(const fleet::Found& e) {
     if (machine->adopt && !machine->unwanted) {
       note("adopted", machine->offer.id, "an earlier process rented it: " + e.instance->text, e.ticket);
       change_state(*machine, MachineState::kBooting);
-      set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kJoining);
+      set_boot_phase(*machine, e.running_follows ? BootPhase::kPulling : BootPhase::kUnreported);
       if (machine->worker) change_state(*machine, MachineState::kWorking);
       return;
     }
@@ -198,10 +196,10 @@ void FleetCore::on(const fleet::Found& e) {
   }
   const Duration doubtful_time = time_.now - machine->state_since;
   const Duration unanswered_max = machine->adopt ? kUnansweredEarlierMax : kUnansweredMax;
-  if (!machine->start_answered && !e.certain && doubtful_time < unanswered_max) return;
+  if (machine->awaits_start_answer && !e.certain && doubtful_time < unanswered_max) return;
   // A machine that may have existed for a while is booked as paid, so that the cost is not underestimated.
   const bool may_have_run =
-      !machine->start_answered || !machine->instance.text.empty() || doubtful_time >= rules::kAnswerTimeout;
+      machine->awaits_start_answer || !machine->instance.text.empty() || doubtful_time >= rules::kAnswerTimeout;
   erase_ended(*machine, machine->why, may_have_run);
 }
 
@@ -224,6 +222,7 @@ void FleetCore::on(const fleet::Exited& e) {
   const bool is_being_ended = machine->state == MachineState::kStopping || machine->unwanted || phase_ != Phase::kOpen;
   const bool is_expected = is_draining || is_being_ended;
   if (!is_expected) count_as_lost(*machine, e.why);
+  // A draining machine has ended before its worker could submit all results.
   if (!is_expected || is_draining) {
     if (machine->worker) emit(fleet::GiveUp{*machine->worker, "its machine has ended: " + e.why});
     // An outbid offer is not available at that price, so the core waits until the market offers it again.
@@ -264,7 +263,9 @@ void FleetCore::on(const fleet::PriceChanged& e) {
 void FleetCore::on(const fleet::Joined& e) {
   Machine* machine = machines_.find(e.offer);
   if (machine == nullptr) return;  // its worker was started by hand
-  if (machine->state == MachineState::kStopping || machine->state == MachineState::kAsked || machine->unwanted) return;
+  // A worker cannot come from a machine that was not requested yet; it comes from an earlier machine of the same offer.
+  if (machine->state == MachineState::kUnbooked) return;
+  if (machine->state == MachineState::kStopping || machine->unwanted) return;
   machines_.join(*machine, e.worker);
   record_progress(*machine);
   // The worker came back without the earlier request to drain, so it is repeated.
@@ -272,30 +273,33 @@ void FleetCore::on(const fleet::Joined& e) {
   if (machine->state != MachineState::kBooting) return;
   change_state(*machine, MachineState::kWorking);
   pace_.join_times.add(time_.now - machine->requested_at);
-  book_.record_success(e.offer);
+  offer_book_.record_success(e.offer);
 }
 
 void FleetCore::on(const fleet::Heartbeat& e) {
   Machine* machine = machines_.find(e.worker);
   if (machine == nullptr || !(e.rollouts >= 0) || !(e.busy_s >= 0)) return;
-  machine->unfinished_s += e.busy_s;
+  machine->unsubmitted_busy_s += e.busy_s;
   if (e.turned_away) record_progress(*machine);
   if (machine->state == MachineState::kWorking && e.without_work_s > 0) {
-    const double passed_s = seconds(time_.now - machine->unused_counted_until);
-    pace_.used_capacity.subtract_unused(std::min(e.without_work_s, passed_s) * machine->rollouts_per_s(), time_.now);
+    // A worker cannot have lacked work for longer than the time since its last heartbeat.
+    const double unused_s = std::min(e.without_work_s, seconds(time_.now - machine->last_heartbeat_at));
+    pace_.used_capacity.subtract_unused(unused_s * machine->rollouts_per_s(), time_.now);
   }
-  machine->unused_counted_until = time_.now;
+  machine->last_heartbeat_at = time_.now;
   if (e.rollouts == 0) return;
   output_.rollouts += e.rollouts;
-  // Time without any result, such as a long learner step, is no evidence against a silent worker, so it is capped.
+  // A long time without results of any worker (a long learner step) says nothing about a silent worker, so it is
+  // capped.
   output_.productive_time += std::min<Duration>(time_.now - output_.last_result_at, kResultGapMax);
   output_.last_result_at = time_.now;
   record_progress(*machine);
-  const double busy_s = std::exchange(machine->unfinished_s, 0);
-  // Until a worker's first results, its responses only get longer: the seconds until then say nothing about its rate.
-  if (!std::exchange(machine->has_results, true) || busy_s == 0) return;
+  const double busy_s = std::exchange(machine->unsubmitted_busy_s, 0);
+  const bool is_first_result = !std::exchange(machine->has_results, true);
+  // Until the first results the worker only begins responses, so these seconds say nothing about its rate.
+  if (is_first_result || busy_s == 0) return;
   auto& samples = machine->samples;
-  // Work comes in bursts, with each step and publication, so the window contains several of them.
+  // Work comes in bursts, with each step and publication, so the window contains several periods.
   const Duration window =
       std::max<Duration>(rules::kThroughputWindow, kThroughputPeriods * rules_.pace.publish_every * step_time());
   if (samples.empty() || time_.now - samples.back().at >= window / kSamplesPerWindow)
@@ -303,7 +307,10 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   samples.back().rollouts += e.rollouts;
   samples.back().busy_s += busy_s;
   double window_rollouts = 0, window_busy_s = 0;
-  for (const auto& sample : samples) window_rollouts += sample.rollouts, window_busy_s += sample.busy_s;
+  for (const auto& sample : samples) {
+    window_rollouts += sample.rollouts;
+    window_busy_s += sample.busy_s;
+  }
   const double rollouts_wanted = kGroupsInWindow * rules_.group_size;
   while (time_.now - samples.front().at > window && window_rollouts - samples.front().rollouts >= rollouts_wanted) {
     window_rollouts -= samples.front().rollouts;
@@ -321,14 +328,14 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   const double promised_rate = machine->offer.rollouts_per_s;
   if (window_rollouts < kGroupsBeforeJudged * rules_.group_size || !(promised_rate > 0)) return;
   const double share = *machine->measured_rollouts_per_s / promised_rate;
-  if (share < rules::kDemotionShare || book_.is_demoted(machine->offer)) demote_host(*machine, share);
+  if (share < rules::kDemotionShare || offer_book_.is_demoted(machine->offer)) demote_host(*machine, share);
 }
 
 void FleetCore::on(const fleet::TrafficMeasured& e) {
   Machine* machine = machines_.find(e.worker);
   if (machine == nullptr) return;
   if (machine->samples.empty()) {
-    // The worker still receives its first policy. Each part counts as progress once, up to the size of a snapshot.
+    // The worker may still receive its first policy. Each part counts as progress once, up to the size of a snapshot.
     const Bytes part{rules_.snapshot.count / rules::kSnapshotParts};
     const bool is_part_received = e.received.count >= machine->received_at_progress.count + part.count;
     if (part == Bytes{} || !is_part_received || machine->received_at_progress >= rules_.snapshot) return;
@@ -343,6 +350,7 @@ void FleetCore::on(const fleet::TrafficMeasured& e) {
   const Duration window = std::max<Duration>(rules::kTrafficWindow, kTrafficPeriods * period);
   if (traffic.empty() || time_.now - traffic.back().at >= window / kSamplesPerWindow)
     traffic.push_back({time_.now, e.received, e.forwarded});
+  // Drops the oldest reading only while the next one is old enough to cover the window.
   while (traffic.size() > 2 && time_.now - traffic[1].at >= window) traffic.pop_front();
   const auto& oldest = traffic.front();
   const auto& newest = traffic.back();
@@ -370,13 +378,13 @@ void FleetCore::on(const fleet::Left& e) {
 
 void FleetCore::on(const fleet::ProviderTrouble& e) {
   if (e.why.empty()) {
-    if (!book_.unblock(e.provider)) return;
+    if (!offer_book_.unblock(e.provider)) return;
     note("unblocked", "", e.provider + " can rent again");
     shortfall_.lost_rollouts_per_s = kAnyCapacity;
-    shortfall_.next_search_at = {};
+    shortfall_.next_search_at = {};  // at once
     return;
   }
-  if (!book_.block(e.provider, e.why)) return;
+  if (!offer_book_.block(e.provider, e.why)) return;
   note("blocked", "", fmt::format("{}: {}", e.provider, e.why));
   // Queued machines give way to those of other providers.
   for (auto& [key, machine] : machines_.all()) {
@@ -407,7 +415,7 @@ void FleetCore::on(const fleet::SpendingMeasured& e) {
 }
 
 void FleetCore::on(const fleet::OffersRefreshed& e) {
-  const std::string difference = book_.refresh(e.offers);
+  const std::string difference = offer_book_.refresh(e.offers);
   shortfall_.next_search_at = {};
   if (!difference.empty()) note("market", "", difference);
 }
@@ -417,7 +425,7 @@ void FleetCore::on(const fleet::OffersRefreshed& e) {
 void FleetCore::change_state(Machine& machine, MachineState to) {
   machines_.change_state(machine, to, time_.now);
   if (to == MachineState::kWorking)
-    output_.check_stalled_by(machine.productive_time_at_progress + rules_.fleet.away_max);
+    output_.schedule_stall_check(machine.productive_time_at_progress + rules_.fleet.away_max);
 }
 
 void FleetCore::stop(Machine& machine, const std::string& why) {
@@ -453,7 +461,7 @@ void FleetCore::drain(Machine& machine, const std::string& why) {
   emit(fleet::Drain{*machine.worker, why});
 }
 
-// The machine will end soon. Counts it as lost now, so that a replacement is rented at once.
+// For a machine that will end soon. It counts as lost now, so that a replacement is rented at once.
 void FleetCore::prepare_for_end(Machine& machine, const std::string& why, bool outbid) {
   if (phase_ != Phase::kOpen || machine.unwanted) return;
   if (machine.state != MachineState::kBooting && machine.state != MachineState::kWorking) return;
@@ -465,7 +473,7 @@ void FleetCore::prepare_for_end(Machine& machine, const std::string& why, bool o
     stop(machine, why);
 }
 
-// Has the end written to the ledger. `ran`: false if the machine never existed and costs nothing.
+// Erases the machine and has its end written to the ledger. `ran`: false if it never existed and costs nothing.
 void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) {
   emit(fleet::BookEnd{
       .ticket = machine.ticket, .why = why, .ran = ran, .rollouts_per_s = machine.measured_rollouts_per_s});
@@ -475,7 +483,7 @@ void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) 
 void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
   ++counts_.lost;
   if (!machine.unwanted) shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
-  // As in note(), which cannot set `has_joined`: every loss is noted.
+  // As in note(), which cannot set `has_joined`.
   allow_note_again("lost");
   emit(fleet::Note{.what = "lost",
                    .offer = machine.offer.id,
@@ -484,23 +492,22 @@ void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
                    .has_joined = machine.has_joined});
 }
 
-// For a machine of which it is unknown whether it exists. It is stopped if the provider lists it.
+// For a machine that may exist or not. It is stopped if the provider lists it.
 void FleetCore::mark_doubtful(Machine& machine) {
   change_state(machine, MachineState::kDoubtful);
   machine.unwanted = true;
-  if (machine.start_answered) return request_listing(machine);
+  if (!machine.awaits_start_answer) return request_listing(machine);
   emit(fleet::CancelStart{machine.ticket});
   machine.next_request_at = time_.now;  // the next tick requests a listing, if the machine still exists then
 }
 
 void FleetCore::record_progress(Machine& machine) {
   machine.productive_time_at_progress = output_.productive_time;
-  machine.rollouts_at_progress = output_.rollouts;
+  machine.fleet_rollouts_at_progress = output_.rollouts;
 }
 
 void FleetCore::request_listing(Machine& machine) {
   schedule_retry(machine);
-  machine.next_request_at = std::min(machine.next_request_at, time_.now + rules::kAnswerTimeout);
   emit(fleet::FindInstance{machine.ticket});
 }
 
@@ -514,12 +521,12 @@ Duration FleetCore::schedule_retry(Machine& machine) {
 }
 
 void FleetCore::record_offer_failure(const Machine& machine, bool until_refresh) {
-  book_.record_failure(machine.offer.id, until_refresh, time_.now);
+  offer_book_.record_failure(machine.offer.id, until_refresh, time_.now);
 }
 
 void FleetCore::demote_host(const Machine& machine, double share) {
   share = std::clamp(share, kShareMin, kFullShare);
-  if (!book_.demote(machine.offer, share)) return;
+  if (!offer_book_.demote(machine.offer, share)) return;
   note("demoted", machine.offer.id,
        fmt::format("{:.4g} rollouts/s were promised, {:.4g} are measured: its host now counts with the measured share",
                    machine.offer.rollouts_per_s, share * machine.offer.rollouts_per_s),
@@ -535,7 +542,7 @@ void FleetCore::note(std::string what, std::string offer, std::string why, Ticke
                    .has_joined = false});
 }
 
-// Notes a lasting condition once, until another note of the same kind (`what`).
+// Notes a lasting condition only once, until allow_note_again() or note() is called for the same kind (`what`).
 void FleetCore::note_once(const std::string& what, const std::string& offer, const std::string& why) {
   const bool is_first = outbox_.noted.emplace(what, offer).second;
   if (is_first) emit(fleet::Note{.what = what, .offer = offer, .why = why, .ticket = 0, .has_joined = false});

@@ -29,15 +29,14 @@ struct FleetRules {
   Bytes payload{};        // expected size of a publication; 0: the traffic cost is never adjusted to measurements
   Bytes snapshot{};       // size of the whole policy, which a worker receives when it joins; 0: nothing
   double group_size = 1;  // rollouts per group, which a worker generates and submits as a unit
-  // By provider: the start requests that it takes at a time. Further machines wait in the core, without a ledger row.
-  // A provider that is not listed here takes any number.
+  // By provider: the start requests that it takes at a time; absent: any number. Further machines wait in the core,
+  // without a ledger row.
   std::map<std::string, std::size_t> starts_at_once = {};
   // The core uses these settings: headroom, capacity_rule, workers_max, per_host_max, the limits of phases, away_max,
   // replace_lost, usd_per_hour_max and usd_max.
   // - away_max: a worker is stalled if the other workers submit results for this time and it submits none.
   // - replace_lost: a lost machine is replaced at once. Without it, the loss is replaced after kShortfallMin.
-  // - usd_per_hour_max: if absent, M* never exceeds the plan's, so a learner that is faster than planned gets no more
-  //   machines.
+  // - usd_per_hour_max: if absent, M* never exceeds that of the plan, even if the learner is faster than planned.
   FleetSettings fleet;
 
   CapacityTerms capacity_terms() const {
@@ -48,12 +47,12 @@ struct FleetRules {
 // Constants of every run; docs/provisioning.md gives the reasons.
 namespace rules {
 inline constexpr double kDeadband = 0.05;  // share of the target; a smaller shortfall is ignored
-// If the learner waits for a smaller share of its time, a shortfall is ignored, unless a machine was lost.
+// Unless a machine was lost, a shortfall is ignored while the learner waits for a smaller share of its time.
 inline constexpr double kIdleShareMin = 0.05;
-// If the learner waits for a larger share of its time, no machine is released for lack of work.
+// No machine is released for lack of work while the learner waits for a larger share of its time.
 inline constexpr double kIdleShareForRelease = 0.01;
-// Capacity that a resized fleet has beyond the one that is needed, as a share of it. Machines are released if there is
-// twice as much.
+// Spare capacity of a resized fleet, as a share of the needed capacity. Machines are released if the spare capacity is
+// at least twice as much.
 inline constexpr double kSpareShare = 0.02;
 // The window for the used capacity; kStepsInUseWindow steps if that is longer.
 inline constexpr Duration kUseWindow = std::chrono::minutes(5);
@@ -63,7 +62,7 @@ inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // a sh
 inline constexpr Duration kSurplusMin = std::chrono::minutes(3);         // a shorter surplus releases no machine
 // The window for the learner's idle share; three steps if that is longer.
 inline constexpr Duration kIdleWindow = std::chrono::minutes(1);
-// A request that the provider has not answered is repeated after this time, or a listing shows whether it was done.
+// After this time without an answer, a stop is requested again, and a listing shows whether a start has succeeded.
 inline constexpr Duration kAnswerTimeout = std::chrono::seconds(60);
 // Bounds of the pause between two requests to stop or to find the same machine.
 inline constexpr Duration kBackoffMin = std::chrono::seconds(5), kBackoffMax = std::chrono::minutes(1);
@@ -71,18 +70,20 @@ inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of workers_
 // If a worker's measured rate is below this share of the rate that its offer promised, its host counts with the
 // measured share.
 inline constexpr double kDemotionShare = 0.7;
-// Each received part of the snapshot restarts the stall detection of a joining worker. This is the number of parts.
+// Parts into which a snapshot is divided. Each part that a joining worker has received restarts its stall detection.
 inline constexpr std::uint64_t kSnapshotParts = 8;
 // A worker may submit unfinished work for this time before its machine is released.
 inline constexpr Duration kDrainTimeout = std::chrono::minutes(2);
 // The window for a worker's measured traffic; five publication periods if that is longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// The total budget keeps a reserve, because machines cost until the provider has ended them: the fleet's rent for
-// kReserveTime, plus kStopTime for each machine (the longest interval that a provider demands between two stops).
+// Part of the total budget is kept in reserve, because machines cost until the provider has ended them. The reserve is
+// the fleet's cost for kReserveTime, plus kStopTime for each machine (the longest interval that a provider demands
+// between two stops).
 inline constexpr Duration kReserveTime = std::chrono::minutes(3), kStopTime = std::chrono::seconds(3);
 // How long a run that has trained its last step keeps its machines, so that each can install the last policy.
 inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
-// If the clock advances further between two calls, the process did not run. Only this much then counts as time passed.
+// If the clock advances further between two calls, the process did not run (the computer slept). Then only this much
+// counts as time passed.
 inline constexpr Duration kTickGapMax = std::chrono::seconds(5);
 }  // namespace rules
 
@@ -133,12 +134,12 @@ struct ProviderTrouble {
   std::string provider;
   std::string why;  // "": it can rent
 };
-// Answers FindInstance: the instance that the provider lists under this ticket, if any.
+// Answers FindInstance: the instance that the provider lists under this ticket.
 struct Found {
   Ticket ticket = 0;
-  std::optional<InstanceId> instance;
-  bool certain = false;          // if true, an instance that is missing now cannot appear later
-  bool running_follows = false;  // as in Started
+  std::optional<InstanceId> instance;  // absent: the provider lists none
+  bool certain = false;                // an instance that is missing now cannot appear later
+  bool running_follows = false;        // as in Started
 };
 // Answers Stop: the instance is not rented any more.
 struct Stopped {
@@ -153,7 +154,7 @@ struct StopFailed {
 struct Exited {
   Ticket ticket = 0;
   std::string why;
-  bool outbid = false;
+  bool outbid = false;        // another customer bids more for the machine
   bool still_rented = false;  // the instance does not work any more but still costs
 };
 // The provider will take the machine back soon; an Exited follows.
@@ -166,18 +167,18 @@ struct PriceChanged {
   Ticket ticket = 0;
   double usd_per_hour = 0;
 };
-// A worker has joined or come back. It names the offer that its machine was rented by.
+// A worker has joined or come back.
 struct Joined {
   WorkerId worker;
-  std::string offer;
+  std::string offer;  // by which its machine was rented, as the worker states it
 };
 // A worker's heartbeat: accepted rollouts and generating seconds since its last one. Both may be 0.
 struct Heartbeat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
   bool turned_away = false;  // the idle worker asked for work, and the learner had none for any worker
-  // Seconds since its last heartbeat for which it asked for work and got none. Those of a part of its capacity count in
-  // part.
+  // Seconds since its last heartbeat in which it wanted work and got none. If only a part of its capacity lacked work,
+  // that share of the seconds counts.
   double without_work_s = 0;
 };
 // Bytes that the worker has received and forwarded since its process started.
@@ -241,7 +242,7 @@ struct Start {
   Ticket ticket = 0;
   std::string offer;
 };
-// Asks the provider to forget a Start that it has not sent. Cancelled follows if it could.
+// Asks the provider to drop a Start that it has not sent to its service yet. Cancelled follows if that succeeds.
 struct CancelStart {
   Ticket ticket = 0;
 };
@@ -251,7 +252,7 @@ struct Stop {
   InstanceId instance;
   std::string why;
 };
-// Asks the provider whether an instance of this ticket exists.
+// Asks the provider whether an instance of this ticket exists. Found follows if the listing succeeds.
 struct FindInstance {
   Ticket ticket = 0;
 };
@@ -280,7 +281,7 @@ struct Note {
   // - budget: a budget allows no more machines.
   // - short: more machines are wanted, but no offer is left that may be rented.
   // - blocked, unblocked: a provider can rent nothing, or can rent again.
-  // - faster: the learner could use more rollouts than the limit allows, which the plan or T_b sets.
+  // - faster: the learner could use more rollouts than the plan or the broadcast time allows.
   std::string what;
   std::string offer;  // "" if the note is about the whole fleet
   std::string why;
@@ -294,17 +295,17 @@ using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::
 // Numbers of machines over the whole run.
 struct MachineCounts {
   std::uint64_t started = 0, lost = 0, replaced = 0;
-  std::uint64_t not_joined = 0;  // of `lost`: their container ran in vain until the limit of a start
+  std::uint64_t not_joined = 0;  // of `lost`: machines whose container ran, but whose worker did not join in time
 };
 
 // The state of the fleet, for status displays.
 struct FleetStatus : FleetTotals, MachineCounts {
   double required_rollouts_per_s = 0;  // M*
-  double target_rollouts_per_s = 0;    // with headroom
-  double usd = 0;
-  double idle_fraction = 0;  // share of its recent time for which the learner waited
-  std::size_t queued = 0;    // of `joining`: the provider has not confirmed the rental
-  std::size_t pulling = 0;   // of `joining`: the provider still pulls the image, so the container does not run
+  double target_rollouts_per_s = 0;    // M* with headroom
+  double usd = 0;                      // cost of the run so far
+  double idle_fraction = 0;            // share of its recent time for which the learner waited
+  std::size_t queued = 0;              // of `joining`: the provider has not confirmed the rental
+  std::size_t pulling = 0;  // of `joining`: the provider still pulls the image, so the container does not run
   Duration step_time{}, broadcast_time{}, install_time{};
   Bytes payload{};
   bool money_spent = false;  // the total budget is used up, so everything is returned
@@ -328,16 +329,16 @@ class FleetCore {
   FleetStatus numbers() const;
   const FleetMachines& machines() const { return machines_; }
   const FleetRules& rules() const { return rules_; }
-  // Checks the invariants between two calls.
+  // Checks the invariants that hold between two calls.
   void check() const;
 
  private:
   using Machine = FleetMachine;
-  // Names for bool arguments: `ran` of erase_ended(), and `until_refresh` of record_offer_failure().
+  // Values of bool arguments: `ran` of erase_ended(), and `until_refresh` of record_offer_failure().
   static constexpr bool kRan = true, kNeverRan = false;
   static constexpr bool kUnavailableUntilRefresh = true, kAvailableAfterPause = false;
   static constexpr double kFullShare = 1;  // of the promised rate
-  // Shortfall::lost_rollouts_per_s if the lost rate is not known: the whole shortfall is filled.
+  // Value of Shortfall::lost_rollouts_per_s if the lost rate is not known. The whole shortfall is then filled.
   static constexpr double kAnyCapacity = std::numeric_limits<double>::infinity();
   static constexpr double kSecondsPerHour = 3600;
   enum class Phase {
@@ -345,13 +346,13 @@ class FleetCore {
     kMoneySpent,  // the total budget is used up: everything is returned
     kClosed,      // the run has ended
   };
-  // The time in which this process ran, on its own timeline.
+  // A clock that runs only while this process runs. All times in the core are its times.
   struct ProcessTime {
-    std::optional<TimePoint> clock;  // latest time of the caller's clock
+    std::optional<TimePoint> latest_clock_time;  // of the caller's clock
     TimePoint now{};
-    void advance_to(TimePoint clock_now) {
-      if (clock) now += std::clamp(clock_now - *clock, Duration{}, rules::kTickGapMax);
-      clock = clock_now;
+    void advance_to(TimePoint clock_time) {
+      if (latest_clock_time) now += std::clamp(clock_time - *latest_clock_time, Duration{}, rules::kTickGapMax);
+      latest_clock_time = clock_time;
     }
   };
   // Results submitted by all workers together.
@@ -359,16 +360,16 @@ class FleetCore {
     double rollouts = 0;
     Duration productive_time{};  // time in which any worker submitted results
     TimePoint last_result_at{};
-    Duration next_stall_check{};  // value of productive_time before which no worker can count as stalled
-    void check_stalled_by(Duration productive) { next_stall_check = std::min(next_stall_check, productive); }
+    Duration next_stall_check{};  // the productive_time before which no worker can count as stalled
+    void schedule_stall_check(Duration at) { next_stall_check = std::min(next_stall_check, at); }
   };
   // A capacity shortfall and the state of its repair.
   struct Shortfall {
-    std::optional<TimePoint> since;
+    std::optional<TimePoint> since;  // absent: there is none, or a rental was made for it
     // Expected rate of the machines that were lost or not obtained, and are not replaced yet.
     double lost_rollouts_per_s = 0;
     bool exhausted = false;              // no offer could be rented at the last search
-    TimePoint next_search_at{};          // if exhausted
+    TimePoint next_search_at{};          // after a search without a result
     std::deque<TimePoint> rental_times;  // in the last minute
     std::size_t rentals_in_last_minute(TimePoint now) {
       while (!rental_times.empty() && now - rental_times.front() >= std::chrono::minutes(1)) rental_times.pop_front();
@@ -378,7 +379,7 @@ class FleetCore {
   // Capacity that the learner does not need.
   struct Surplus {
     TimePoint since;
-    double rollouts_per_s_min = 0;  // the smallest one since then
+    double rollouts_per_s_min = 0;  // the smallest surplus since then
   };
   struct Spending {
     double usd = 0;
@@ -430,12 +431,12 @@ class FleetCore {
   void mark_doubtful(Machine& machine);
   void request_listing(Machine& machine);
   void record_progress(Machine& machine);
-  Duration schedule_retry(Machine& machine);  // returns the pause
-  // The offer is unavailable for a pause, or until a refresh of the market contains it again.
+  Duration schedule_retry(Machine& machine);  // returns the pause before it
+  // Makes the offer unavailable for a pause, or until a refresh of the market contains it again.
   void record_offer_failure(const Machine& machine, bool until_refresh);
   void demote_host(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
-  // After this, note_once() writes notes of this kind again.
+  // Lets note_once() write a note of this kind again.
   void allow_note_again(const std::string& what) {
     std::erase_if(outbox_.noted, [&](const auto& entry) { return entry.first == what; });
   }
@@ -460,11 +461,11 @@ class FleetCore {
   // Whether the budgets allow a fleet at this price, which includes the machines to be rented.
   bool is_affordable(double fleet_usd_per_hour) const;
   double usd_per_hour_max_without_loss() const;
-  // How long it may take to return that many machines one by one.
+  // How long it may take to return this many machines.
   static Duration reserve_time(std::size_t machines) {
     return rules::kReserveTime + static_cast<Duration::rep>(machines) * rules::kStopTime;
   }
-  std::size_t rentals_allowed();
+  std::size_t rentals_allowed();  // now, by the limit per minute
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
   Duration step_time() const, broadcast_time() const;  // planned until there are enough measurements
   Duration install_time() const;
@@ -476,15 +477,15 @@ class FleetCore {
   Duration idle_window() const;
   double idle_fraction() const;
   Duration use_window() const;
-  // The capacity that the learner needs, and the spare one. Absent while it is not known or the learner waits.
+  // The capacity that the learner needs, with kSpareShare. Absent while it is not known or the learner waits.
   std::optional<double> sufficient_rollouts_per_s() const;
   std::string numbers_text() const;
 
   FleetRules rules_;
-  OfferBook book_;
+  OfferBook offer_book_;
   FleetMachines machines_;
-  std::vector<std::string> wanted_;
-  double planned_usd_per_hour_ = 0;  // of the plan's choice
+  std::vector<std::string> wanted_;  // offers of the plan's choice that are not rented yet
+  double planned_usd_per_hour_ = 0;  // cost of the plan's choice
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;

@@ -11,18 +11,18 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kPoolMax = 512;                       // cheapest offers considered for a choice
+constexpr std::size_t kPoolMax = 512;                       // offers considered for a choice, the cheapest per rollout
 constexpr Duration kSearchPause = std::chrono::seconds(1);  // between searches if no offer could be rented
-// A worker without results counts as stalled only if, at the rate of the others, it should have finished this number
-// of groups.
+// A worker without results counts as stalled only if its share of the fleet's output would be this number of groups.
 constexpr double kGroupsBeforeStalled = 8;
-constexpr double kStalledShare = 0.1;  // share of the promised rate that is assumed for the host of a stalled worker
+constexpr double kStalledShare = 0.1;  // the host of a stalled worker then counts with this share of its promised rate
 constexpr double kRounding = 1e-9;     // relative tolerance of sums of prices
 constexpr int kStepsInIdleWindow = 3;  // the idle window has this many learner steps, and at least rules::kIdleWindow
-constexpr double kIdleShareMax = 0.5;  // a larger share of time for which the learner waits counts as this one
+// If the learner waits for a larger share of its time, this share counts, so that the capacity at most doubles at once.
+constexpr double kIdleShareMax = 0.5;
 constexpr double kAnyPrice = std::numeric_limits<double>::infinity();
 
-// The rented offers by id, host and owner. fits() finds the offers that they exclude. Keeps views of the added offers'
+// The rented offers by id, host and owner, to find the offers that they exclude. Keeps views of the added offers'
 // strings, so the offers must outlive this object.
 class RentedOffers {
  public:
@@ -34,10 +34,11 @@ class RentedOffers {
     if (!offer.owner.empty()) ++owners_[{offer.provider, offer.owner}];
   }
 
-  // False for a rented offer, for a GPU in use, and beyond the limit per owner (per host if the owner is not stated).
-  bool fits(const FleetOffer& offer) const {
+  // False if the offer or one of its GPUs is rented, or if its owner has the maximum of rented offers. An offer without
+  // a stated owner counts for its host instead.
+  bool can_be_added(const FleetOffer& offer) const {
     if (ids_.contains(offer.id)) return false;
-    std::size_t rented_count = 0;
+    std::size_t rented_count = 0;  // of the owner or host
     if (const auto it = hosts_.find({offer.provider, offer.host}); it != hosts_.end()) {
       const auto& gpu_sets = it->second;
       if (std::any_of(gpu_sets.begin(), gpu_sets.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; }))
@@ -52,7 +53,7 @@ class RentedOffers {
   }
 
  private:
-  using Name = std::pair<std::string_view, std::string_view>;  // provider, and host or owner
+  using Name = std::pair<std::string_view, std::string_view>;  // of a provider, and of a host or owner there
   const std::optional<std::size_t> per_host_max_;
   std::unordered_set<std::string_view> ids_;
   std::map<Name, std::vector<std::uint64_t>> hosts_;  // by host: the GPUs of each rented offer, as bits
@@ -67,7 +68,7 @@ Duration FleetCore::step_time() const { return pace_.step_times.median_or(rules_
 
 Duration FleetCore::broadcast_time() const { return pace_.broadcast_times.median_or(rules_.times.broadcast); }
 
-// The installation is a part of the broadcast.
+// At most the broadcast time, which includes the installation.
 Duration FleetCore::install_time() const {
   return std::min(broadcast_time(), pace_.install_times.median_or(rules_.times.install));
 }
@@ -102,7 +103,7 @@ Duration FleetCore::use_window() const {
   return std::max<Duration>(rules::kStepsInUseWindow * step_time(), rules::kUseWindow);
 }
 
-// At least M* is needed: while the learner uses up a stock, its workers lack work, although it will need them again.
+// At least M* is needed, even if less is used: while the learner uses up its stock, workers lack work for a while.
 std::optional<double> FleetCore::sufficient_rollouts_per_s() const {
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
   const double idle = pace_.learner_idle.idle_fraction(use_window(), /*history_min=*/rules::kShortfallMin, time_.now);
@@ -136,7 +137,7 @@ FleetStatus FleetCore::numbers() const {
   for (const std::uint64_t key : machines_.not_working()) {
     const Machine& machine = machines_.all().at(key);
     if (!machine.counts_as_capacity()) continue;
-    if (machine.state == MachineState::kAsked || machine.state == MachineState::kStarting) ++n.queued;
+    if (machine.state == MachineState::kUnbooked || machine.state == MachineState::kStarting) ++n.queued;
     if (machine.state == MachineState::kBooting && machine.boot_phase == BootPhase::kPulling) ++n.pulling;
   }
   return n;
@@ -146,41 +147,45 @@ void FleetCore::check() const {
   machines_.check();
   ECHO_CHECK(phase_ != Phase::kClosed || wanted_.empty());
   ECHO_CHECK(outbox_.actions.empty(), "{} actions were not handed over", outbox_.actions.size());
-  for (const auto& [key, machine] : machines_.all())
-    ECHO_CHECK(machine.state != MachineState::kWorking ||
-                   machine.productive_time_at_progress + rules_.fleet.away_max >= output_.next_stall_check,
-               "{} may count as stalled too late", machine.offer.id);
+  for (const auto& [key, machine] : machines_.all()) {
+    if (machine.state != MachineState::kWorking) continue;
+    // No working machine can count as stalled before the next check. Both times are of the clock `productive_time`.
+    const Duration stalled_from = machine.productive_time_at_progress + rules_.fleet.away_max;
+    ECHO_CHECK(stalled_from >= output_.next_stall_check, "{} may count as stalled too late", machine.offer.id);
+  }
 }
 
-// The target of the plan. If the run file has changed since and makes it impossible, the greatest useful one.
+// The target of the plan. If the run file has changed since and no capacity suffices, the greatest useful target: with
+// more machines, publications would take over half of the time that they may take.
 CapacityTarget FleetCore::planned_target() const {
   const CapacityTerms terms = rules_.capacity_terms();
   if (const auto planned = capacity_target(rules_.pace, rules_.times, terms)) return *planned;
-  const auto greatest = capacity_target(rules_.pace, half_of_longest_times(rules_.pace, terms), terms);
+  const auto greatest = capacity_target(rules_.pace, half_of_longest_publication_times(rules_.pace, terms), terms);
   ECHO_CHECK(greatest.has_value(), "{}", greatest.error().message());
   return *greatest;
 }
 
-// Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If
-// publications take more than half of the time that they may take, more machines hardly help, so M* is at most 2R/T.
+// Computes the required rollouts/s (M* in capacity.hpp) from measurements. Without a limit per hour set by the user,
+// they do not exceed those of the plan. They are at most twice the rollouts that the learner trains on per second:
+// beyond that, publications take over half of the time that they may take, and more machines hardly help.
 void FleetCore::update_target() {
   LearnerPace pace = rules_.pace;
   pace.step_time = step_time();
   const CapacityTerms terms = rules_.capacity_terms();
-  const auto target_max = capacity_target(pace, half_of_longest_times(pace, terms), terms);
+  const auto target_max = capacity_target(pace, half_of_longest_publication_times(pace, terms), terms);
   if (!target_max) return;
   // Absent if publications take longer than any capacity allows.
   const auto measured = capacity_target(pace, {.broadcast = broadcast_time(), .install = install_time()}, terms);
-  double limit = planned_target().required_rollouts_per_s;
-  if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, target_max->required_rollouts_per_s);
-  const bool is_above_limit = !measured || measured->required_rollouts_per_s > limit * (1 + rules::kDeadband);
+  double required_max = planned_target().required_rollouts_per_s;
+  if (rules_.fleet.usd_per_hour_max) required_max = std::max(required_max, target_max->required_rollouts_per_s);
+  const bool is_above_limit = !measured || measured->required_rollouts_per_s > required_max * (1 + rules::kDeadband);
   if (is_above_limit)
     note_once("faster", "",
               fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
-                          to_text(pace.step_time), to_text(broadcast_time()), limit,
+                          to_text(pace.step_time), to_text(broadcast_time()), required_max,
                           rules_.fleet.usd_per_hour_max ? "but the broadcast is the bottleneck"
-                                                        : "raise fleet.usd_per_hour_max to allow more"));
-  target_.required_rollouts_per_s = measured ? std::min(limit, measured->required_rollouts_per_s) : limit;
+                                                        : "set fleet.usd_per_hour_max to allow more"));
+  target_.required_rollouts_per_s = measured ? std::min(required_max, measured->required_rollouts_per_s) : required_max;
   target_.provisioned_rollouts_per_s = (1 + rules_.fleet.headroom) * target_.required_rollouts_per_s;
 }
 
@@ -188,39 +193,43 @@ void FleetCore::update_target() {
 
 Duration FleetCore::boot_phase_limit(BootPhase phase) const {
   const FleetSettings& fleet = rules_.fleet;
-  const Duration limit = phase == BootPhase::kPulling   ? fleet.pull_limit()
-                         : phase == BootPhase::kBooting ? fleet.boot_limit()
-                                                        : fleet.join_timeout;
+  const Duration limit = phase == BootPhase::kPulling         ? fleet.pull_limit()
+                         : phase == BootPhase::kContainerRuns ? fleet.boot_limit()
+                                                              : fleet.join_timeout;
+  // A single tick may count as kTickGapMax, so a shorter limit could pass before the machine is looked at once.
   return std::max<Duration>(limit, rules::kTickGapMax);
 }
 
 std::string FleetCore::lateness_text(BootPhase phase) const {
   const std::string limit = to_text(boot_phase_limit(phase));
   if (phase == BootPhase::kPulling) return "its container did not run within " + limit;
-  if (phase == BootPhase::kBooting) return fmt::format("its container ran for {}, and its worker did not join", limit);
+  if (phase == BootPhase::kContainerRuns)
+    return fmt::format("its container ran for {}, and its worker did not join", limit);
   return "its worker did not join within " + limit;
 }
 
 void FleetCore::enforce_time_limits() {
+  // A copy, because changes of state change the set.
   const std::vector<std::uint64_t> keys(machines_.not_working().begin(), machines_.not_working().end());
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
-    const Duration waited = time_.now - machine.requested_at;
+    const Duration since_request = time_.now - machine.requested_at;
+    // A provider may be slow to answer. An unwanted machine is doubted earlier, because it costs money meanwhile.
+    const Duration answer_limit = machine.unwanted
+                                      ? rules::kAnswerTimeout
+                                      : std::max<Duration>(rules_.fleet.queue_timeout, rules::kAnswerTimeout);
     switch (machine.state) {
       case MachineState::kBooting:
         if (time_.now - machine.boot_phase_since < boot_phase_limit(machine.boot_phase)) break;
         count_as_lost(machine, lateness_text(machine.boot_phase));
-        counts_.not_joined += machine.boot_phase != BootPhase::kPulling && !machine.has_joined ? 1 : 0;
+        if (machine.boot_phase != BootPhase::kPulling && !machine.has_joined) ++counts_.not_joined;
         record_offer_failure(machine, kAvailableAfterPause);
         stop(machine, lateness_text(machine.boot_phase));
         break;
       case MachineState::kStarting:
-        // A provider may be slow to answer. An unwanted machine is doubted earlier, because it costs money meanwhile.
-        if (waited < (machine.unwanted ? rules::kAnswerTimeout
-                                       : std::max<Duration>(rules_.fleet.queue_timeout, rules::kAnswerTimeout)))
-          break;
+        if (since_request < answer_limit) break;
         if (!machine.unwanted) {
-          count_as_lost(machine, fmt::format("the provider has not answered within {}", to_text(waited)));
+          count_as_lost(machine, fmt::format("the provider has not answered within {}", to_text(since_request)));
           record_offer_failure(machine, kAvailableAfterPause);
           machine.why = "the provider did not answer";
         }
@@ -235,27 +244,28 @@ void FleetCore::enforce_time_limits() {
       case MachineState::kDoubtful:
         if (time_.now >= machine.next_request_at) request_listing(machine);
         break;
-      case MachineState::kAsked:
+      case MachineState::kUnbooked:
       case MachineState::kWorking:
         break;
     }
   }
 }
 
-// A worker is stalled if the other workers have submitted results for away_max, and it has made no progress. Its share
-// of their output must be large enough that the silence cannot be chance.
+// A worker is stalled if the other workers have submitted results for away_max, and this worker has made no progress.
+// Its share of their output must be so large that the silence cannot be chance.
 void FleetCore::stop_stalled() {
   if (output_.productive_time < output_.next_stall_check) return;
-  output_.next_stall_check = Duration::max();
+  output_.next_stall_check = Duration::max();  // schedule_stall_check() lowers it
   const double working_rate = totals().working_rollouts_per_s;
   for (auto& [key, machine] : machines_.all()) {
     if (machine.state != MachineState::kWorking) continue;
-    output_.check_stalled_by(machine.productive_time_at_progress + rules_.fleet.away_max);
+    output_.schedule_stall_check(machine.productive_time_at_progress + rules_.fleet.away_max);
     const Duration silent_time = output_.productive_time - machine.productive_time_at_progress;
     if (silent_time < rules_.fleet.away_max) continue;
     const double rate = machine.rollouts_per_s(), rate_of_others = working_rate - rate;
     if (rate_of_others <= 0) continue;
-    const double expected_rollouts = (output_.rollouts - machine.rollouts_at_progress) * rate / rate_of_others;
+    // The machine's share of what the others have submitted since its last progress.
+    const double expected_rollouts = (output_.rollouts - machine.fleet_rollouts_at_progress) * rate / rate_of_others;
     if (expected_rollouts < kGroupsBeforeStalled * rules_.group_size) continue;
     const std::string why = fmt::format(
         "other workers have submitted results for {}, in which its share would be {:.4g} rollouts, and it has "
@@ -298,25 +308,28 @@ bool FleetCore::is_affordable(double fleet_usd_per_hour) const {
   const std::optional<double>& per_hour_max = rules_.fleet.usd_per_hour_max;
   if (per_hour_max && fleet_usd_per_hour > *per_hour_max * (1 + kRounding)) return false;
   if (!rules_.fleet.usd_max) return true;
-  // The budget must also pay for the time until a new machine becomes useful.
+  // The budget must keep a new machine for twice the time that its worker may take to join.
   const Duration paid_time_min = reserve_time(machines_.size() + 1) + 2 * rules_.fleet.join_timeout;
   return spent_usd() + fleet_usd_per_hour * seconds(paid_time_min) / kSecondsPerHour < *rules_.fleet.usd_max;
 }
 
 std::size_t FleetCore::rentals_allowed() {
   const std::size_t per_minute_max = std::max<std::size_t>(rules::kRentalsPerMinute, rules_.fleet.workers_max / 4);
-  return per_minute_max - std::min(per_minute_max, shortfall_.rentals_in_last_minute(time_.now));
+  const std::size_t in_last_minute = shortfall_.rentals_in_last_minute(time_.now);
+  return in_last_minute < per_minute_max ? per_minute_max - in_last_minute : 0;
 }
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
-  const FleetOffer& rented = book_.find(offer)->offer;
-  machines_.add(rented, book_.rate_share_of(rented), MachineState::kAsked, time_.now, replaces).is_queued = true;
+  const FleetOffer& rented = offer_book_.find(offer)->offer;
+  Machine& machine =
+      machines_.add(rented, offer_book_.rate_share_of(rented), MachineState::kUnbooked, time_.now, replaces);
+  machine.is_queued = true;
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
 }
 
-// Asks for the rows of queued machines, oldest first, as long as their providers take more requests. Forgets those that
-// are not wanted or not offered any more.
+// Asks for the rows of queued machines, oldest first, as long as their providers take more requests. Erases queued
+// machines that are not wanted or not offered any more.
 void FleetCore::start_queued() {
   std::map<std::string_view, std::size_t> starting;  // by provider
   std::vector<std::uint64_t> queued;
@@ -324,7 +337,7 @@ void FleetCore::start_queued() {
     const Machine& machine = machines_.at(key);
     if (machine.is_queued)
       queued.push_back(key);
-    else if (machine.state == MachineState::kAsked || machine.state == MachineState::kStarting)
+    else if (machine.state == MachineState::kUnbooked || machine.state == MachineState::kStarting)
       ++starting[machine.offer.provider];
   }
   for (const std::uint64_t key : queued) {
@@ -333,7 +346,7 @@ void FleetCore::start_queued() {
       machines_.erase(machine);
       continue;
     }
-    if (const OfferBook::Entry* entry = book_.find(machine.offer.id); entry == nullptr || entry->needs_refresh) {
+    if (const OfferBook::Entry* entry = offer_book_.find(machine.offer.id); entry == nullptr || entry->needs_refresh) {
       note("failed", machine.offer.id, "it was queued but is not offered any more");
       shortfall_.lost_rollouts_per_s += machine.expected_rollouts_per_s();
       machines_.erase(machine);
@@ -358,18 +371,20 @@ void FleetCore::rent_wanted() {
   std::vector<std::string> still_wanted;
   for (const std::string& id : std::exchange(wanted_, {})) {
     const Machine* machine = machines_.find(id);
-    const bool search_failed = machine != nullptr && machine->adopt && machine->unwanted;  // as on(Found) leaves it
+    // on(Found) sets `unwanted` if the earlier process's machine does not exist.
+    const bool search_failed = machine != nullptr && machine->adopt && machine->unwanted;
     if (machine != nullptr && machine->state == MachineState::kDoubtful && !search_failed) {
       still_wanted.push_back(id);
       continue;
     }
-    const OfferBook::Entry* const entry = book_.find(id);
-    if (machine == nullptr && entry == nullptr) {
+    if (machine != nullptr) continue;
+    const OfferBook::Entry* const entry = offer_book_.find(id);
+    if (entry == nullptr) {
       note("failed", id, "it was planned but is not offered any more");
       shortfall_.lost_rollouts_per_s = kAnyCapacity;
+      continue;
     }
-    if (machine != nullptr || entry == nullptr) continue;
-    if (book_.blocked().contains(entry->offer.provider)) {
+    if (offer_book_.blocked().contains(entry->offer.provider)) {
       shortfall_.lost_rollouts_per_s += entry->offer.rollouts_per_s;
       continue;
     }
@@ -396,18 +411,19 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
   const double fleet_usd_per_hour = totals().usd_per_hour;
   struct Choice {
     const FleetOffer* offer;
-    Candidate candidate;
+    Candidate candidate;  // the offer, for allocate()
   };
   std::vector<Choice> choices;
   std::map<std::string, std::uint32_t> host_numbers;
-  for (const auto& [id, entry] : book_.all()) {
+  for (const auto& [id, entry] : offer_book_.all()) {
     const FleetOffer& offer = entry.offer;
-    if (book_.blocked().contains(offer.provider)) continue;
-    if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) || !rented.fits(offer))
+    if (offer_book_.blocked().contains(offer.provider)) continue;
+    if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) ||
+        !rented.can_be_added(offer))
       continue;
     Candidate candidate;
-    candidate.rollouts_per_s = offer.rollouts_per_s * book_.rate_share_of(offer);
-    // Each failure doubles the assumed price, so that untried offers come first.
+    candidate.rollouts_per_s = offer.rollouts_per_s * offer_book_.rate_share_of(offer);
+    // Each failure doubles the assumed price, so that offers that have not failed come first.
     constexpr int kDoublingsMax = 6;
     candidate.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, kDoublingsMax));
     if (!offer.host.empty()) {
@@ -426,8 +442,9 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
   if (choices.size() > kPoolMax) choices.resize(kPoolMax);
   std::vector<Candidate> pool;
   for (const Choice& choice : choices) pool.push_back(choice.candidate);
-  AllocationLimits limits;
-  limits.workers_max = rules_.fleet.workers_max - std::min<std::size_t>(rules_.fleet.workers_max, machines_.size());
+  AllocationLimits limits;  // can_be_added() checks per_host_max, below
+  const std::size_t fleet_max = rules_.fleet.workers_max;
+  limits.workers_max = machines_.size() < fleet_max ? fleet_max - machines_.size() : 0;
   std::vector<std::size_t> order;  // indices into `choices`
   std::optional<Allocation> best;
   if (!pool.empty() && limits.workers_max > 0) best = allocate(pool, missing_rollouts_per_s, limits).best;
@@ -442,10 +459,11 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == count_max) break;
-    const double usd_per_hour = fleet_usd_per_hour + (added_usd_per_hour + price_of(offer));
-    // The offers chosen before this one may exclude it.
-    if (usd_per_hour > usd_per_hour_max || !is_affordable(usd_per_hour) || !rented.fits(offer)) continue;
-    added_usd_per_hour += price_of(offer);
+    const double added_with_offer = added_usd_per_hour + price_of(offer);
+    const double usd_per_hour = fleet_usd_per_hour + added_with_offer;
+    if (usd_per_hour > usd_per_hour_max || !is_affordable(usd_per_hour)) continue;
+    if (!rented.can_be_added(offer)) continue;  // an offer chosen before it excludes it
+    added_usd_per_hour = added_with_offer;
     rented.add(offer);
     chosen.push_back(offer.id);
   }
@@ -467,8 +485,8 @@ bool FleetCore::is_too_late_to_rent() const {
          totals().working_rollouts_per_s >= target_.required_rollouts_per_s / 2;
 }
 
-// A loss is replaced by as much as was lost, as far as the rest does not suffice. More is rented only if the learner
-// waits, because a fleet that the learner does not wait for is fast enough, whatever rates were measured.
+// Replaces the lost rate, as far as the remaining machines do not suffice. Rents more only if the learner waits,
+// because otherwise the fleet is fast enough, whatever rates were measured.
 void FleetCore::fill_shortfall() {
   const double gap = target_.provisioned_rollouts_per_s - totals().expected_rollouts_per_s;
   if (gap <= target_.provisioned_rollouts_per_s * rules::kDeadband) {
@@ -478,7 +496,7 @@ void FleetCore::fill_shortfall() {
     allow_note_again("short");
     return;
   }
-  if (!wanted_.empty()) return;  // recovered machines may fill the gap
+  if (!wanted_.empty()) return;  // machines of an earlier process are still looked for, and may fill the gap
   double& lost_rate = shortfall_.lost_rollouts_per_s;
   lost_rate = std::min(lost_rate, gap);
   if (const auto sufficient_rate = sufficient_rollouts_per_s())
@@ -494,16 +512,16 @@ void FleetCore::fill_shortfall() {
     rent_cheapest(missing_rate, usd_per_hour_max_without_loss(), /*replaces=*/false);
 }
 
-// The capacity that keeps the learner from waiting, less the present and the joining one. 0 if the learner does not
-// wait. If it waits although the fleet has M* and no machine is joining, M* is too low. Replacements do not count as
-// joining, because in a large fleet some always are.
+// The capacity with which the learner would not wait, less the expected capacity of the fleet. 0 if the learner does
+// not wait. If it waits although the fleet has M* and no machine is joining, M* is too low. Joining replacements do not
+// count, because a large fleet always has some.
 double FleetCore::missing_rollouts_per_s() const {
   const double idle = idle_fraction(), expected_rate = totals().expected_rollouts_per_s;
   if (idle < rules::kIdleShareMin) return 0;
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
   if (!used) return target_.provisioned_rollouts_per_s - expected_rate;
   double needed = target_.required_rollouts_per_s;
-  // A fleet that is faster by 1 / (1 - idle) makes the same rollouts in the time in which the learner does not wait.
+  // A fleet that is faster by the factor 1 / (1 - idle) generates as much in the time in which the learner trains.
   if (totals().joining_beyond_losses == 0) needed = std::max(needed, *used / (1 - std::min(idle, kIdleShareMax)));
   return std::max(0.0, (1 + rules::kSpareShare) * needed - expected_rate);
 }
@@ -515,7 +533,7 @@ double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_ho
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
     std::string troubles;
-    for (const auto& [provider, why] : book_.blocked()) troubles += fmt::format(" ({}: {})", provider, why);
+    for (const auto& [provider, why] : offer_book_.blocked()) troubles += fmt::format(" ({}: {})", provider, why);
     note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
     return 0;
   }
@@ -531,11 +549,12 @@ double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_ho
   return rate;
 }
 
-// Releases the dearest machines per rollout, as many as have been too many for the whole last kSurplusMin. Measured
-// rates vary by chance, so the smallest surplus in that time counts.
+// Releases the dearest machines per rollout, if there has been a surplus for kSurplusMin. Measured rates vary by
+// chance, so the smallest surplus in that time is released.
 void FleetCore::release_surplus() {
   const double working_rate = totals().working_rollouts_per_s;
-  const double surplus = working_rate - sufficient_rollouts_per_s().value_or(working_rate);
+  const std::optional<double> sufficient_rate = sufficient_rollouts_per_s();
+  const double surplus = sufficient_rate ? working_rate - *sufficient_rate : 0;
   if (surplus < rules::kSpareShare * target_.required_rollouts_per_s) return surplus_.reset();
   if (!surplus_) surplus_ = {.since = time_.now, .rollouts_per_s_min = surplus};
   surplus_->rollouts_per_s_min = std::min(surplus_->rollouts_per_s_min, surplus);

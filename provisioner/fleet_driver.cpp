@@ -16,14 +16,15 @@ namespace {
 constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;    // inputs that wait for the fleet's thread; further ones are dropped
 constexpr std::size_t kInputsAtOnce = 4096;  // inputs handled before the providers are polled again
-constexpr Duration kStopGrace = std::chrono::seconds(5);  // between the request to end and a forced end
-constexpr Duration kSpendingInterval = std::chrono::seconds(1);
-// Interval of listings that look for unknown instances. One that two listings show is stopped.
+constexpr Duration kStopGrace = std::chrono::seconds(5);         // between the request to end and a forced end
+constexpr Duration kSpendingInterval = std::chrono::seconds(1);  // between two reports of the money spent to FleetCore
+// Interval of listings that look for instances that the ledger lacks. An instance that two successive listings show is
+// stopped.
 constexpr Duration kRunListingInterval = std::chrono::seconds(30);
-// How long the end of the run waits for the next instance to end.
+// How long close_all() waits for the next instance to end: local ones, remote ones, remote ones without a valid key.
 constexpr Duration kPatienceLocal = kStopGrace + std::chrono::seconds(2), kPatienceRemote = std::chrono::minutes(5);
 constexpr Duration kPatienceWithoutKey = std::chrono::seconds(30);
-constexpr int kFinalListingsMax = 3;  // rounds of listings at the end, if each shows instances that were not known
+constexpr int kFinalListingsMax = 3;  // rounds of listings at the end, if each shows instances that the ledger lacks
 constexpr Duration kClosePollInterval = std::chrono::milliseconds(10);
 // Tickets of listings of all instances with this run's label: during the run, and at its end. Tickets of machines are
 // rows of the ledger, which begin at 1.
@@ -44,16 +45,17 @@ const Clock& clock_or_system(const Clock* clock) {
 FleetDriver::FleetDriver(FleetOptions options)
     : options_(std::move(options)), queue_(kQueueMax), clock_(clock_or_system(options_.clock)) {
   for (const PlanRow& row : options_.plan.rows)
-    if (row.rank > 0) offers_.add(row.offer);
+    if (row.rank > 0) offers_.add(row.offer);  // 0: ineligible
 }
 
 Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   std::unique_ptr<FleetDriver> driver(new FleetDriver(std::move(options)));
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
-  // One thread for the whole life, because the kernel ends local instances when the thread that started them ends.
+  // The same thread opens and runs the fleet, because the kernel ends local instances with the thread that started
+  // them.
   FleetDriver* const driver_ptr = driver.get();
-  driver->thread_ = std::thread([&opened, driver_ptr] {
+  driver->thread_ = std::thread([opened = std::move(opened), driver_ptr]() mutable {
     Status status = driver_ptr->open_on_thread();
     const bool is_open = status.has_value();
     if (!is_open) driver_ptr->close_all();
@@ -136,8 +138,11 @@ Status FleetDriver::recover_instances() {
     if (row.run != options_.run) continue;
     if (const auto provider = provider_of(row.provider); !provider)
       return fail(Code::kInvalid, kOperation,
-                  "an earlier process of this run rented {} from '{}', and it may still cost: {}",
-                  row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
+                  "an earlier process of this run rented {} from '{}', and this provider cannot be used now: {}. The "
+                  "machine may still be rented and cost money, so the run does not begin. Make the provider usable; "
+                  "then start the run again, or end its machines with: echoline down {}",
+                  row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message(),
+                  options_.ledger_file.parent_path().string());
     listings_.rented_from.insert(row.provider);
     books_->add_earlier(row);
     FleetOffer offer{.id = row.offer, .provider = row.provider, .host = row.host};
@@ -162,8 +167,8 @@ void FleetDriver::loop() {
       if (const auto* event = std::get_if<FleetEvent>(&*input)) handle(*event);
       if (const auto* traffic = std::get_if<WorkerTraffic>(&*input)) record_traffic(*traffic);
       if (auto* refreshed = std::get_if<RefreshedOffers>(&*input)) replace_offers(std::move(*refreshed));
-      if (n == kInputsAtOnce) break;
-      input = queue_.pop(Duration{});
+      if (n == kInputsAtOnce) break;   // the other inputs wait until the providers have been polled
+      input = queue_.pop(Duration{});  // does not wait
     }
     poll_providers();
     const TimePoint now = clock_.now();
@@ -182,7 +187,8 @@ void FleetDriver::close_all() {
     books_->book_signs_of_life(core_->machines());
     carry_out(core_->close("the run has ended", clock_.now()));
     std::erase_if(listings_.rented_from, [](const std::string& name) { return is_local_provider(name); });
-    wait_until_returned(listings_.rented_from.empty() ? kPatienceLocal : kPatienceRemote);
+    const bool has_remote_machines = !listings_.rented_from.empty();
+    wait_until_returned(has_remote_machines ? kPatienceRemote : kPatienceLocal);
     // A final listing by each provider shows machines that the ledger does not have. They are stopped, too.
     for (int i = 0; i < kFinalListingsMax && core_->machines().empty() && !listings_.rented_from.empty(); ++i) {
       for (const std::string& name : listings_.rented_from)
@@ -190,12 +196,12 @@ void FleetDriver::close_all() {
           listings_.final_awaited.insert(name);
           (*provider)->list(kFinalListing, books_->ledger().label_prefix());
         }
-      listings_.failed.clear();
+      listings_.final_failures.clear();
       wait_until_returned(kPatienceRemote);
-      if (core_->machines().empty() && listings_.failed.empty() && !std::exchange(listings_.found_unknown, false))
-        break;
+      const bool found_unknown = std::exchange(listings_.found_unknown, false);
+      if (core_->machines().empty() && listings_.final_failures.empty() && !found_unknown) break;
     }
-    for (const std::string& name : listings_.final_awaited) listings_.failed.push_back(name + ": no answer");
+    for (const std::string& name : listings_.final_awaited) listings_.final_failures.push_back({name, "no answer"});
     report_unreturned();
     books_->book_ends();
     update_summary();
@@ -215,13 +221,13 @@ void FleetDriver::wait_until_returned(Duration patience) {
     carry_out(core_->tick(clock_.now()));
     if (unfinished() < left) deadline = clock_.now() + patience;
     // Without a valid key, no machine can be returned.
-    if (is_key_refused()) deadline = std::min(deadline, began_at + kPatienceWithoutKey);
+    if (is_any_key_refused()) deadline = std::min(deadline, began_at + kPatienceWithoutKey);
     left = unfinished();
     std::this_thread::sleep_for(kClosePollInterval);
   }
 }
 
-bool FleetDriver::is_key_refused() const {
+bool FleetDriver::is_any_key_refused() const {
   return std::any_of(provider_accounts_.begin(), provider_accounts_.end(),
                      [](const auto& entry) { return entry.second.key_refused; });
 }
@@ -230,11 +236,11 @@ void FleetDriver::report_unreturned() {
   std::vector<std::string> lines;
   for (const auto& [key, machine] : core_->machines().all())
     lines.push_back(fmt::format("{} ({})", books_->record(machine.ticket).label,
-                                machine.instance.text.empty() ? "unknown number" : machine.instance.text));
+                                machine.instance.text.empty() ? "unknown instance" : machine.instance.text));
   for (const std::string& line : lines) log::error("{} may still be rented", line);
-  for (const std::string& provider : listings_.failed) {
-    log::error("what is rented could not be listed: {}", provider);
-    lines.push_back("whatever " + provider.substr(0, provider.find(':')) + " did not list");
+  for (const auto& [provider, why] : listings_.final_failures) {
+    log::error("{} could not list what is rented: {}", provider, why);
+    lines.push_back("whatever " + provider + " did not list");
   }
   if (!lines.empty())
     log::error("to release what may be left, run: echoline down {}", options_.ledger_file.parent_path().string());
@@ -257,7 +263,7 @@ void FleetDriver::act(const fleet::Book& a) {
 }
 
 void FleetDriver::act(const fleet::Start& a) {
-  const Offer* offer = offers_.find(a.offer);
+  const Offer* offer = offers_.find(a.offer);  // not null: act(Book) has just found it
   const auto refuse = [&](const Error& error) {
     handle(fleet::StartFailed{.ticket = a.ticket, .why = error.message(), .retryable = false, .perhaps_rented = false});
   };
@@ -298,7 +304,8 @@ void FleetDriver::act(const fleet::FindInstance& a) {
 void FleetDriver::act(const fleet::BookEnd& a) {
   books_->book_signs_of_life(core_->machines());
   const std::string label = books_->record(a.ticket).label;
-  if (books_->end(a)) options_.record("orphan", label, a.why);
+  const bool ended_unwatched = books_->end(a);
+  if (ended_unwatched) options_.record("orphan", label, a.why);
   books_->book_ends();
 }
 
@@ -353,15 +360,17 @@ void FleetDriver::poll_providers() {
 
 void FleetDriver::on(const std::string& provider, const Started& e) {
   const auto* machine = core_->machines().find(e.ticket);
+  if (machine == nullptr)  // the answer came after the rental's end was booked
+    return stop_unknown(provider, {e.instance, books_->record(e.ticket).label, e.usd_per_hour});
   books_->record(e.ticket).is_running = true;
   log_error(books_->ledger().record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
-  if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
+  if (e.usd_per_hour && *e.usd_per_hour != machine->offer.usd_per_hour)
     log_error(books_->ledger().record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
   {
     const std::lock_guard lock(mutex_);
     ++summary_.started;
   }
-  options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
+  options_.record("rented", machine->offer.id, e.instance.text);
   handle(fleet::Started{.ticket = e.ticket,
                         .instance = e.instance,
                         .usd_per_hour = e.usd_per_hour,
@@ -427,36 +436,51 @@ void FleetDriver::on(const std::string& provider, const AccountChanged& e) {
 
 void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
-  if (e.ticket == kListingOfRun || e.ticket == kFinalListing) {
-    if (e.ticket == kFinalListing && listings_.final_awaited.erase(provider) > 0 && !e.complete)
-      listings_.failed.push_back(fmt::format("{}: {}", provider, e.error ? e.error->message() : "incomplete"));
-    // An instance is stopped as unknown only if two listings in a row show it, because its end may have been booked
-    // while the first was under way. One listing suffices at the start of the process and at its end.
-    const bool is_first = !listings_.unknown.contains(provider);
-    const std::set<std::string> unknown_before = std::exchange(listings_.unknown[provider], {});
-    for (const InstanceInfo& info : e.instances) {
-      const bool is_known =
-          std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
-                      [&](const auto& entry) { return books_->record(entry.second.ticket).label == info.label; });
-      if (is_known) continue;
-      listings_.unknown[provider].insert(info.instance.text);
-      if (!is_first && !stopping_ && !unknown_before.contains(info.instance.text)) continue;
-      const auto row = books_->book_unknown(provider, info);
-      if (!row) continue;
-      log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
-      listings_.found_unknown = true;
-      listings_.rented_from.insert(provider);
-      FleetOffer offer{.id = row->offer, .provider = provider, .host = row->host};
-      offer.usd_per_hour = row->usd_per_hour;
-      handle(fleet::Recovered{.ticket = row->id, .offer = offer, .instance = info.instance, .adopt = false});
-    }
-    return;
+  if (e.ticket == kListingOfRun || e.ticket == kFinalListing)
+    on_run_listing(provider, e);
+  else
+    on_machine_listing(provider, e);
+}
+
+// Stops the listed instances that have no row.
+void FleetDriver::on_run_listing(const std::string& provider, const Listed& e) {
+  const bool answers_final_listing = e.ticket == kFinalListing && listings_.final_awaited.erase(provider) > 0;
+  if (answers_final_listing && !e.complete)
+    listings_.final_failures.push_back({provider, e.error ? e.error->message() : "incomplete"});
+  // An instance is stopped as unknown only if two successive listings show it, because its end may have been booked
+  // while the first was under way. One listing suffices at the start of the process and at its end.
+  const bool is_first = !listings_.unknown.contains(provider);
+  const std::set<std::string> unknown_before = std::exchange(listings_.unknown[provider], {});
+  for (const InstanceInfo& info : e.instances) {
+    const bool is_known =
+        std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
+                    [&](const auto& entry) { return books_->record(entry.second.ticket).label == info.label; });
+    if (is_known) continue;
+    listings_.unknown[provider].insert(info.instance.text);
+    if (!is_first && !stopping_ && !unknown_before.contains(info.instance.text)) continue;
+    stop_unknown(provider, info);
   }
+}
+
+void FleetDriver::stop_unknown(const std::string& provider, const InstanceInfo& info) {
+  const auto row = books_->book_unknown(provider, info);
+  if (!row) return;  // the next listing shows the instance again
+  log::warn("{} has a label of this run but no open row in its ledger: it is stopped", info.instance.text);
+  listings_.found_unknown = true;
+  listings_.rented_from.insert(provider);
+  FleetOffer offer{.id = row->offer, .provider = provider, .host = row->host};
+  offer.usd_per_hour = row->usd_per_hour;
+  handle(fleet::Recovered{.ticket = row->id, .offer = offer, .instance = info.instance, .adopt = false});
+}
+
+// Answers FindInstance.
+void FleetDriver::on_machine_listing(const std::string& provider, const Listed& e) {
   for (const InstanceInfo& info : e.instances) {
     MachineRecord& machine_record = books_->record(e.ticket);
     if (info.label != machine_record.label) continue;
     const auto* machine = core_->machines().find(e.ticket);
-    if (machine != nullptr && !std::exchange(machine_record.is_running, true)) {
+    if (machine != nullptr && !machine_record.is_running) {
+      machine_record.is_running = true;
       if (machine->instance.text.empty())
         log_error(books_->ledger().record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
@@ -469,7 +493,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.complete) handle(fleet::Found{.ticket = e.ticket, .instance = std::nullopt, .certain = certain});
 }
 
-// Looks for instances with this run's label that the ledger does not know.
+// Looks for instances with this run's label that have no row in the ledger.
 void FleetDriver::list_run() {
   listings_.next_at = clock_.now() + kRunListingInterval;
   for (const std::string& name : listings_.rented_from)
@@ -500,7 +524,7 @@ void FleetDriver::report_spending() {
 }
 
 void FleetDriver::update_summary() {
-  if (stopping_) report_spending();
+  if (stopping_) report_spending();  // loop() does not any more
   const FleetStatus numbers = core_->numbers();
   const std::lock_guard lock(mutex_);
   summary_.planned = options_.plan.chosen().size();

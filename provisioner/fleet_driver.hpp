@@ -1,5 +1,5 @@
-// FleetDriver runs a run's fleet: its thread carries out the decisions of provisioner/fleet_core. It writes every
-// instance to the ledger before it requests the instance, and rents every offer from the provider that the offer names.
+// FleetDriver operates the fleet of a run: its thread carries out the decisions of provisioner/fleet_core. It writes
+// every instance to the ledger before it requests the instance from the offer's provider.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,15 +23,15 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;                                        // its chosen offers are rented first, its ineligible ones never
-  MarketSearch market;                              // empty: the plan's offers are the whole market
+  Plan plan;            // its chosen offers are rented first, its ineligible ones never
+  MarketSearch market;  // finds the present offers; empty: the plan's offers are the whole market
   Duration market_every = std::chrono::seconds(2);  // between two calls of `market`
   // The run's cost besides its fleet, for the total budget; may be empty. Called on the fleet's thread.
   std::function<double()> other_usd;
   std::filesystem::path ledger_file;
   ProviderOptions providers;
-  // Describes the instance that makes this offer a worker of the run: arguments, environment, image, ports, disk.
-  // Called on the fleet's thread.
+  // Returns the arguments, environment, image, ports and disk with which an instance of this offer becomes a worker of
+  // the run. Called on the fleet's thread.
   std::function<Result<LaunchSpec>(const Offer&)> launch;
   const Clock* clock = nullptr;                   // null: the system's
   Duration tick = std::chrono::milliseconds(50);  // interval of polls of the providers, by the system clock
@@ -51,17 +51,17 @@ struct FleetSummary {
   FleetStatus numbers;
   std::string trouble;               // the latest problem: "failed m5: no capacity"; "" if there was none
   std::string account_trouble;       // why a provider can rent nothing; "" if all can
-  bool account_needs_user = false;   // only the user can end that
-  std::optional<double> credit_usd;  // the least of the providers' accounts, as far as known
-  // After stop(): what may still be rented, a line each: "run.1a2b3c4d/7 (vast:123)".
+  bool account_needs_user = false;   // only the user can end `account_trouble`
+  std::optional<double> credit_usd;  // the least credit of the providers' accounts, as far as known
+  // After stop(): one line for each machine that may still be rented: "run.1a2b3c4d/7 (vast:123)".
   std::vector<std::string> unreturned;
 };
 
 // All methods are thread-safe; all but start() and stop() return at once.
 class FleetDriver {
  public:
-  // Opens the ledger, recovers the machines of an earlier process of this run, and rents the plan's choice. kInvalid if
-  // an offer names a provider that cannot be used.
+  // Opens the ledger, looks for the machines of an earlier process of this run, and rents the plan's choice. kInvalid
+  // if a chosen offer or an earlier machine is of a provider that cannot be used.
   static Result<std::unique_ptr<FleetDriver>> start(FleetOptions options);
   ~FleetDriver();  // stop()
 
@@ -87,9 +87,10 @@ class FleetDriver {
     std::vector<Offer> offers;
   };
   using Input = std::variant<FleetEvent, WorkerTraffic, RefreshedOffers>;
-  // The offers that may be rented now: of the plan, then of the refreshed market.
+  // The offers that may be rented now: those of the plan until the first refresh of the market.
   class OfferTable {
    public:
+    // Keeps a pointer to `offer`.
     void add(const Offer& offer) { by_id_[offer.id] = &offer; }
     void replace_all(std::vector<Offer> market) {
       by_id_.clear();
@@ -103,15 +104,18 @@ class FleetDriver {
 
    private:
     std::vector<Offer> market_;                       // empty before the first refresh
-    std::map<std::string_view, const Offer*> by_id_;  // in market_ or in the plan
+    std::map<std::string_view, const Offer*> by_id_;  // offers in market_ or in options_.plan
   };
   // The providers' listings of all instances with this run's label.
   struct RunListings {
+    struct Failure {
+      std::string provider, why;
+    };
     std::set<std::string> rented_from;    // providers that may have a machine of this run
-    std::set<std::string> final_awaited;  // of stop(): providers whose listing is awaited
-    std::vector<std::string> failed;      // of stop(): providers whose listing failed, with the reason
+    std::set<std::string> final_awaited;  // providers whose final listing (close_all()) has not arrived
+    std::vector<Failure> final_failures;  // providers whose final listing failed
     bool found_unknown = false;           // a listing showed an instance without a row in the ledger
-    // By provider: such instances in the last listing. Absent before the first one.
+    // By provider: the ids of the instances in its last listing that have no row; absent before its first listing.
     std::map<std::string, std::set<std::string>> unknown;
     TimePoint next_at{};
   };
@@ -123,7 +127,7 @@ class FleetDriver {
   void close_all();
   void wait_until_returned(Duration patience);
   void report_unreturned();
-  bool is_key_refused() const;
+  bool is_any_key_refused() const;
   void handle(const FleetEvent& event) { carry_out(core_->handle(event, clock_.now())); }
   void carry_out(const std::vector<FleetAction>& actions);
   void act(const fleet::Book& a);
@@ -146,29 +150,33 @@ class FleetDriver {
   void on(const std::string& provider, const PriceChanged& e);
   void on(const std::string& provider, const AccountChanged& e);
   void on(const std::string& provider, const Listed& e);
+  void on_run_listing(const std::string& provider, const Listed& e);
+  // For an instance with a label of this run but without an open row: books it and has it stopped.
+  void stop_unknown(const std::string& provider, const InstanceInfo& info);
+  void on_machine_listing(const std::string& provider, const Listed& e);
   void record_traffic(const WorkerTraffic& traffic);
   void replace_offers(RefreshedOffers refreshed);
   void list_run();
   void report_spending();
   void update_summary();
-  Result<Provider*> provider_of(const std::string& name);  // makes the provider at its first use
-  std::optional<Ticket> ticket_of(const InstanceId& instance) const;
+  Result<Provider*> provider_of(const std::string& name);             // makes the provider at its first use
+  std::optional<Ticket> ticket_of(const InstanceId& instance) const;  // absent if no machine has it
 
   FleetOptions options_;
   BoundedQueue<Input> queue_;
   std::optional<MarketWatch> market_watch_;
   std::thread thread_;
 
-  // Used by the fleet's thread only.
+  // Used only by the fleet's thread.
   const Clock& clock_;
   OfferTable offers_;
   std::optional<FleetBooks> books_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
-  std::map<std::string, AccountChanged> provider_accounts_;  // the newest
+  std::map<std::string, AccountChanged> provider_accounts_;  // by provider: the newest event
   std::optional<FleetCore> core_;
   RunListings listings_;
   TimePoint next_spending_report_at_{};
-  bool stopping_ = false;
+  bool stopping_ = false;  // close_all() has begun
 
   mutable std::mutex mutex_;
   FleetSummary summary_;  // guarded by mutex_

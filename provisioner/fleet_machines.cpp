@@ -13,14 +13,15 @@ using S = MachineState;
 
 constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
 
+// A set of states, with bit n for the state of value n.
 constexpr unsigned state_bits(std::initializer_list<S> states) {
   unsigned all = 0;
   for (const S s : states) all |= 1u << static_cast<unsigned>(s);
   return all;
 }
-// The states that may follow each state, as bits.
+// The states that may follow each state.
 constexpr std::array<unsigned, 7> kSuccessors{
-    state_bits({S::kStarting}),                             // after kAsked
+    state_bits({S::kStarting}),                             // after kUnbooked
     state_bits({S::kBooting, S::kStopping, S::kDoubtful}),  // after kStarting
     state_bits({S::kWorking, S::kStopping}),                // after kBooting
     state_bits({S::kDraining, S::kStopping}),               // after kWorking
@@ -32,23 +33,24 @@ constexpr std::array<unsigned, 7> kSuccessors{
 }  // namespace
 
 std::string_view to_string(MachineState state) {
-  constexpr std::array<std::string_view, 7> kNames{"asked",    "starting", "booting", "working",
+  constexpr std::array<std::string_view, 7> kNames{"unbooked", "starting", "booting", "working",
                                                    "draining", "stopping", "doubtful"};
   return kNames.at(static_cast<std::size_t>(state));
 }
 
-FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineState state, TimePoint now,
+FleetMachine& FleetMachines::add(const FleetOffer& offer, double rate_share, MachineState state, TimePoint now,
                                  bool replaces_loss) {
   FleetMachine& machine = machines_[next_key_];
   machine.key = next_key_++;
   machine.offer = offer;
-  machine.rate_share = share;
+  machine.rate_share = rate_share;
   machine.state = state;
   machine.state_since = machine.requested_at = now;
   machine.replaces_loss = replaces_loss;
   by_offer_.emplace(offer.id, machine.key);
   not_working_.insert(machine.key);
-  if (totals_) count(totals_->second, machine, totals_->first);  // added last, as in sum(), so that rounding agrees
+  // sum() adds this machine last, too, so the rounding agrees.
+  if (cached_totals_) count(cached_totals_->totals, machine, cached_totals_->traffic_scale);
   return machine;
 }
 
@@ -73,9 +75,8 @@ void FleetMachines::leave(WorkerId worker) {
 void FleetMachines::change_state(FleetMachine& machine, MachineState to, TimePoint now) {
   ECHO_CHECK((kSuccessors.at(static_cast<std::size_t>(machine.state)) & state_bits({to})) != 0, "{}: from {} to {}",
              machine.offer.id, to_string(machine.state), to_string(to));
-  // Only kStarting and kDoubtful can be entered without a ticket or without a known instance.
-  ECHO_CHECK(to == S::kStarting || machine.ticket != 0 || to == S::kDoubtful);
-  ECHO_CHECK(to == S::kStarting || to == S::kDoubtful || !machine.instance.text.empty());
+  const bool needs_instance = to != S::kStarting && to != S::kDoubtful;
+  ECHO_CHECK(!needs_instance || (machine.ticket != 0 && !machine.instance.text.empty()));
   if (to == S::kWorking) not_working_.erase(machine.key);
   if (machine.state == S::kWorking) not_working_.insert(machine.key);
   machine.state = to;
@@ -115,10 +116,19 @@ void FleetMachines::count(FleetTotals& totals, const FleetMachine& machine, doub
   const double rate = machine.rollouts_per_s(), price = machine.usd_per_hour(traffic_scale);
   const bool is_working = machine.state == S::kWorking, is_counted = machine.counts_as_capacity();
   totals.usd_per_hour += price;
-  if (is_counted) totals.expected_rollouts_per_s += rate, totals.counted_usd_per_hour += price;
-  if (is_working) totals.working_rollouts_per_s += rate, ++totals.working;
-  if (!is_working && is_counted) ++totals.joining, totals.joining_beyond_losses += machine.replaces_loss ? 0 : 1;
-  if (!is_counted) ++totals.stopping;
+  if (is_counted) {
+    totals.expected_rollouts_per_s += rate;
+    totals.counted_usd_per_hour += price;
+  } else {
+    ++totals.stopping;
+  }
+  if (is_working) {
+    ++totals.working;
+    totals.working_rollouts_per_s += rate;
+  } else if (is_counted) {
+    ++totals.joining;
+    totals.joining_beyond_losses += machine.replaces_loss ? 0 : 1;
+  }
 }
 
 FleetTotals FleetMachines::sum(double traffic_scale) const {
@@ -128,15 +138,16 @@ FleetTotals FleetMachines::sum(double traffic_scale) const {
 }
 
 const FleetTotals& FleetMachines::totals(double traffic_scale) const {
-  if (!totals_ || totals_->first != traffic_scale) totals_.emplace(traffic_scale, sum(traffic_scale));
-  return totals_->second;
+  if (!cached_totals_ || cached_totals_->traffic_scale != traffic_scale)
+    cached_totals_ = {.traffic_scale = traffic_scale, .totals = sum(traffic_scale)};
+  return cached_totals_->totals;
 }
 
 void FleetMachines::check() const {
   std::size_t with_ticket = 0, with_worker = 0, not_working_count = 0;
   for (const auto& [key, machine] : machines_) {
     ECHO_CHECK(machine.key == key && by_offer_.contains({machine.offer.id, key}), "{}", machine.offer.id);
-    ECHO_CHECK(machine.ticket != 0 || machine.state == S::kAsked, "{} is {} without a ticket", machine.offer.id,
+    ECHO_CHECK(machine.ticket != 0 || machine.state == S::kUnbooked, "{} is {} without a ticket", machine.offer.id,
                to_string(machine.state));
     ECHO_CHECK(machine.ticket == 0 || find(machine.ticket) == &machine, "ticket {}", machine.ticket);
     ECHO_CHECK(!machine.worker || find(*machine.worker) == &machine, "worker {}", *machine.worker);
@@ -148,7 +159,8 @@ void FleetMachines::check() const {
   }
   ECHO_CHECK(by_offer_.size() == machines_.size() && by_ticket_.size() == with_ticket &&
              by_worker_.size() == with_worker && not_working_.size() == not_working_count);
-  ECHO_CHECK(!totals_ || totals_->second == sum(totals_->first), "the totals are not those of the machines");
+  ECHO_CHECK(!cached_totals_ || cached_totals_->totals == sum(cached_totals_->traffic_scale),
+             "the totals are not those of the machines");
 }
 
 }  // namespace echoline::provisioner

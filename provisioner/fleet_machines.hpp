@@ -21,20 +21,20 @@ namespace echoline::provisioner {
 struct FleetOffer {
   std::string id;
   std::string provider;
-  std::string host;                 // the machine's name; "" if not stated
+  std::string host;                 // name of the physical machine; "" if not stated
   double rollouts_per_s = 0;        // promised
   double usd_per_hour = 0;          // rent
   double traffic_usd_per_hour = 0;  // planned cost of receiving and sending policies
-  std::string owner = {};           // of the machine; "" if not stated
-  std::uint64_t gpus = ~0ull;       // which GPUs of the machine; offers that share one are never rented together
+  std::string owner = {};           // of the host; "" if not stated
+  std::uint64_t gpus = ~0ull;       // the host's GPUs, as bits; offers that share one are never rented together
   double upload_usd_per_gb = 0, download_usd_per_gb = 0;
   double all_usd_per_hour() const { return usd_per_hour + traffic_usd_per_hour; }
 };
 
 enum class MachineState {
-  kAsked,     // waits for its turn at the provider, then for its row in the ledger
+  kUnbooked,  // it waits for its turn at the provider, then for its row in the ledger
   kStarting,  // the provider was asked to start it
-  kBooting,   // it runs, but its worker has not joined
+  kBooting,   // it is rented, but its worker has not joined
   kWorking,
   kDraining,  // it gets no more work and submits its results
   kStopping,  // the provider was asked to end it
@@ -42,30 +42,35 @@ enum class MachineState {
 };
 std::string_view to_string(MachineState state);
 
-// The part of kBooting that a machine has reached; FleetSettings has the limit of each.
-enum class BootPhase { kPulling, kBooting, kJoining };
+// The part of kBooting that a machine has reached.
+enum class BootPhase {
+  kPulling,        // the container does not run yet, for at most FleetSettings::pull_limit()
+  kContainerRuns,  // the worker has not joined, for at most FleetSettings::boot_limit()
+  kUnreported,     // all of kBooting if the provider reports no phases, for at most FleetSettings::join_timeout
+};
 
 struct FleetMachine {
   std::uint64_t key = 0;  // its key in FleetMachines::all()
   FleetOffer offer;
   Ticket ticket = 0;
   InstanceId instance;
-  MachineState state = MachineState::kAsked;
-  double rate_share = 1;  // measured / promised rate of its host, as known when it was rented; 1 without a demotion
+  MachineState state = MachineState::kUnbooked;
+  // Measured / promised rate of its host, as known when it was rented; 1 unless the host was found to be slow.
+  double rate_share = 1;
   TimePoint state_since;
-  TimePoint requested_at;                      // when the ledger was asked for its row
-  bool is_queued = false;                      // kAsked: the ledger has not been asked yet
-  BootPhase boot_phase = BootPhase::kJoining;  // the part of kBooting that it has reached
+  TimePoint requested_at;                         // when the ledger was asked for its row
+  bool is_queued = false;                         // kUnbooked: the ledger has not been asked yet
+  BootPhase boot_phase = BootPhase::kUnreported;  // set when kBooting begins
   TimePoint boot_phase_since;
   TimePoint next_request_at = kNever;  // when the pending request to the provider is repeated
   int retries = 0;                     // repeated requests in this state
-  bool start_answered = true;          // the provider has answered the request to start it
+  bool awaits_start_answer = false;    // the provider was asked to start it and has not answered
   bool adopt = false;                  // rented by an earlier process: use it if it exists
   bool unwanted = false;               // stop it as soon as that is possible
   bool replaces_loss = false;          // rented because another machine was lost
   std::optional<WorkerId> worker;
   bool has_joined = false;  // a worker on it has joined
-  std::string why;          // reason of the stop
+  std::string why;          // why it is stopped
   // Submissions from this time until the next sample.
   struct Sample {
     TimePoint at;
@@ -74,11 +79,11 @@ struct FleetMachine {
   std::deque<Sample> samples;
   bool has_results = false;                       // its worker has submitted rollouts
   std::optional<double> measured_rollouts_per_s;  // measured from `samples`
-  double unfinished_s = 0;                        // seconds of generating for work that is not submitted yet
-  TimePoint unused_counted_until{};               // its time without work counts from then on
-  // The fleet's output at this machine's last progress. Progress is a result, a part of the first policy, or a request
-  // for work that could not be granted.
-  double rollouts_at_progress = 0;
+  double unsubmitted_busy_s = 0;                  // seconds of generating since the last submission
+  TimePoint last_heartbeat_at{};                  // its unused capacity is counted up to this time
+  // The whole fleet's output (FleetCore::Output) at this machine's last progress. Progress is a result, a part of the
+  // first policy, or a request for work that could not be granted.
+  double fleet_rollouts_at_progress = 0;
   Duration productive_time_at_progress{};
   Bytes received_at_progress{};  // how much of its first policy it had received
   struct Traffic {
@@ -88,11 +93,11 @@ struct FleetMachine {
   std::deque<Traffic> traffic;  // since its first rollouts, so that the traffic of joining does not count
   std::optional<double> traffic_usd_per_hour;  // what `traffic` costs
 
-  // As promised, or less if its host was known to keep only a share of its promises.
+  // The promised rate, or the known share of it.
   double expected_rollouts_per_s() const { return rate_share * offer.rollouts_per_s; }
   // Measured or expected. A silent worker keeps its last measurement, because stall detection handles silence.
   double rollouts_per_s() const { return measured_rollouts_per_s.value_or(expected_rollouts_per_s()); }
-  // With traffic. Planned traffic costs are multiplied by the scale until they are measured.
+  // With traffic. `traffic_scale`: factor for the planned traffic cost, which counts until the cost is measured.
   double usd_per_hour(double traffic_scale) const {
     return offer.usd_per_hour + traffic_usd_per_hour.value_or(offer.traffic_usd_per_hour * traffic_scale);
   }
@@ -102,20 +107,23 @@ struct FleetMachine {
   }
 };
 
-// Sums over all present machines.
+// Sums over all present machines. Rates are FleetMachine::rollouts_per_s().
 struct FleetTotals {
-  double expected_rollouts_per_s = 0;                 // only machines that count as capacity
-  double working_rollouts_per_s = 0;                  // only working machines; measured or promised
-  double usd_per_hour = 0, counted_usd_per_hour = 0;  // all machines; only those that count as capacity
-  std::size_t working = 0, joining = 0, stopping = 0;
+  double expected_rollouts_per_s = 0;  // of machines that count as capacity
+  double working_rollouts_per_s = 0;   // of working machines
+  double usd_per_hour = 0;             // of all machines
+  double counted_usd_per_hour = 0;     // of machines that count as capacity
+  std::size_t working = 0;
+  std::size_t joining = 0;                // machines that count as capacity and do not work yet
   std::size_t joining_beyond_losses = 0;  // of `joining`: those that replace no lost machine
+  std::size_t stopping = 0;               // machines that do not count as capacity
   friend bool operator==(const FleetTotals&, const FleetTotals&) = default;
 };
 
 class FleetMachines {
  public:
-  // Adds a requested machine or (`state` kDoubtful) one that may exist. `share`: FleetMachine::rate_share.
-  FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now,
+  // `state`: kUnbooked for a machine to be rented, kDoubtful for one that may exist.
+  FleetMachine& add(const FleetOffer& offer, double rate_share, MachineState state, TimePoint now,
                     bool replaces_loss = false);
   void set_ticket(FleetMachine& machine, Ticket ticket);
   void join(FleetMachine& machine, WorkerId worker);
@@ -124,7 +132,7 @@ class FleetMachines {
   void change_state(FleetMachine& machine, MachineState to, TimePoint now);
   void erase(const FleetMachine& machine);
   // Call after changing a machine's rate, price, or whether it counts.
-  void invalidate_totals() { totals_.reset(); }
+  void invalidate_totals() { cached_totals_.reset(); }
 
   // Null if there is none. If several machines have this offer, returns the oldest.
   FleetMachine* find(Ticket ticket) { return lookup(by_ticket_, ticket); }
@@ -139,7 +147,7 @@ class FleetMachines {
 
   const std::map<std::uint64_t, FleetMachine>& all() const { return machines_; }
   std::map<std::uint64_t, FleetMachine>& all() { return machines_; }
-  const std::set<std::uint64_t>& not_working() const { return not_working_; }
+  const std::set<std::uint64_t>& not_working() const { return not_working_; }  // keys of machines not in kWorking
   bool empty() const { return machines_.empty(); }
   std::size_t size() const { return machines_.size(); }
   // Cached until the next change, because a fleet of ten thousand is asked several times per tick.
@@ -156,13 +164,17 @@ class FleetMachines {
   static void count(FleetTotals& totals, const FleetMachine& machine, double traffic_scale);
   FleetTotals sum(double traffic_scale) const;
 
-  std::map<std::uint64_t, FleetMachine> machines_;            // by an increasing number
-  std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // by offer id
+  std::map<std::uint64_t, FleetMachine> machines_;            // by key; a later machine has a greater one
+  std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // offer id and key, because an offer can be rented again
   std::unordered_map<Ticket, FleetMachine*> by_ticket_;
   std::unordered_map<WorkerId, FleetMachine*> by_worker_;
   std::set<std::uint64_t> not_working_;
   std::uint64_t next_key_ = 1;
-  mutable std::optional<std::pair<double, FleetTotals>> totals_;  // traffic scale and totals
+  struct CachedTotals {
+    double traffic_scale = 1;
+    FleetTotals totals;
+  };
+  mutable std::optional<CachedTotals> cached_totals_;
 };
 
 }  // namespace echoline::provisioner

@@ -27,6 +27,7 @@ FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const Off
   converted.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.fleet.assume.upload_usd_per_gb.value_or(0));
   converted.download_usd_per_gb =
       offer.download_usd_per_gb.value_or(request.fleet.assume.download_usd_per_gb.value_or(0));
+  // The default of `gpus`, all of them: the offer is never rented together with another one of its host.
   if (offer.gpu_ids.empty()) return converted;
   // A set of GPUs has 64 bits. On a larger machine, two GPUs may share a bit, so that their offers exclude each other.
   constexpr int kGpuBits = 64;
@@ -36,8 +37,8 @@ FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const Off
 }
 
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer) {
-  constexpr double kCopies = 1;
-  return fleet_offer(request, offer, cost_of(request, offer, kCopies));
+  constexpr double kForwardedCopies = 1;
+  return fleet_offer(request, offer, cost_of(request, offer, kForwardedCopies));
 }
 
 }  // namespace echoline::provisioner

@@ -7,9 +7,9 @@ namespace echoline::provisioner {
 
 FleetRules fleet_rules_of(const Plan& plan);
 
-// `cost`: planned $/h; unknown parts count as 0.
+// `cost`: as planned; its unknown parts count as 0.
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost);
-// As above, for an offer that forwards each publication once.
+// The same with the cost of a worker that forwards each publication once.
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer);
 
 }  // namespace echoline::provisioner

@@ -83,8 +83,9 @@ constexpr std::array kKnownGpus{
     KnownGpu{"v10032gb", 32},
 };
 
-// Whether a stated size is this nominal one: part of the memory may be reserved, as with error correction.
-bool is_size(double stated_gib, double nominal_gib) {
+// Whether a stated size means this nominal one. It may be smaller, because part of the memory is reserved for error
+// correction.
+bool means_size(double stated_gib, double nominal_gib) {
   constexpr double kLeast = 0.88, kMost = 1.03;
   return nominal_gib > 0 && stated_gib >= kLeast * nominal_gib && stated_gib <= kMost * nominal_gib;
 }
@@ -97,11 +98,14 @@ std::optional<double> gpu_memory_gb(std::string_view gpu, int count, std::option
   for (const KnownGpu& each : kKnownGpus)
     if (each.key == key) known = &each;
   const auto gb_of_gib = [](double gib) { return gib * kMibPerGib * kGbPerMib; };
+  const auto is_nominal = [&](double gib) {
+    return known && (means_size(gib, known->size_gib) || means_size(gib, known->other_size_gib));
+  };
   if (stated_mib) {
     const double stated_gib = *stated_mib < kMibPerGib ? *stated_mib : *stated_mib / kMibPerGib;
     if (count == 1) return gb_of_gib(stated_gib);
-    for (const double gib : {stated_gib / count, stated_gib})
-      if (known && (is_size(gib, known->size_gib) || is_size(gib, known->other_size_gib))) return gb_of_gib(gib);
+    if (is_nominal(stated_gib / count)) return gb_of_gib(stated_gib / count);  // stated for all GPUs together
+    if (is_nominal(stated_gib)) return gb_of_gib(stated_gib);                  // stated for one
   }
   return known ? std::optional(gb_of_gib(known->size_gib)) : std::nullopt;
 }

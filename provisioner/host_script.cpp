@@ -8,19 +8,20 @@
 namespace echoline::provisioner {
 namespace {
 
-// The script fetches the bundle, checks its digest, unpacks it and starts the program. Lines before it set the
-// HostScript's fields as learner, sum, pin and ca. The lines that end the instance go between its two parts. It must
-// be short, because a provider may accept only a few thousand characters. It passes the token by stdin, environment or
-// a file of mode 600, because all users of a machine can see arguments.
-constexpr const char* kScript[] = {R"sh(umask 077
+// The script fetches the bundle, checks its digest, unpacks it and starts the program. host_command() adds lines at its
+// start, which set the HostScript's fields as learner, sum, pin and ca, and lines between its two parts, with which
+// die() ends the instance. The script must be short, because a provider may accept only a few thousand characters. It
+// passes the token by stdin, environment or a file of mode 600, because all users of a machine can see arguments; so
+// auth() prints the header with the token as a line of curl's configuration.
+constexpr const char* kScriptUntilEnd = R"sh(umask 077
 url=https://$learner/bundle new=
 has() { command -v "$1" >/dev/null 2>&1; }
 auth() { printf '%s"Authorization: Bearer %s"\n' "$1" "$2"; }
 die() {
   echo "echoline: $*" >&2
   [ -z "$new" ] || rm -rf "$new"
-)sh",
-                                   R"sh(  exit 1
+)sh";
+constexpr const char* kScriptAfterEnd = R"sh(  exit 1
 }
 fetch() {
   if has curl; then
@@ -66,7 +67,7 @@ if [ ! -x "$home/bin/echoline" ]; then
   rm -rf "$new"
 fi
 exec "$home/bin/echoline" "$@"
-)sh"};
+)sh";
 
 }  // namespace
 
@@ -85,7 +86,7 @@ std::vector<std::string> host_command(const HostScript& script, std::string_view
                                       const std::vector<std::string>& arguments) {
   const std::string variables =
       fmt::format("learner={} sum={} pin={} ca={}\n", script.learner, script.sha256, script.key_pin, script.authority);
-  const std::string text = variables + kScript[0] + end_own_instance_script(provider) + kScript[1];
+  const std::string text = variables + kScriptUntilEnd + end_own_instance_script(provider) + kScriptAfterEnd;
   std::vector<std::string> argv{"sh", "-c", text, "echoline"};  // "echoline" becomes $0
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;

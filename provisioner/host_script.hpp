@@ -27,8 +27,9 @@ void set_worker_command(LaunchSpec& spec, std::string_view provider, const std::
 
 // A command that fetches the bundle, unless this user's earlier copy is there, and executes its program with
 // `arguments`. It uses curl, wget or python3, and otherwise tries to install curl; its other tools are essential
-// packages of Debian and Ubuntu. It unpacks nothing whose digest differs. It sends the token (from the environment)
-// only to the holder of the learner's key. If it fails, it ends the instance by ProviderKind::end_own_instance.
+// packages of Debian and Ubuntu. It unpacks no bundle with another digest. It sends the token (from the environment)
+// only to the holder of the learner's key. If the command fails, it ends the instance by
+// ProviderKind::end_own_instance.
 std::vector<std::string> host_command(const HostScript& script, std::string_view provider,
                                       const std::vector<std::string>& arguments);
 

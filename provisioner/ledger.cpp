@@ -17,23 +17,25 @@ using ledger::Statement;
 using ledger::transaction;
 
 constexpr std::string_view kOperation = "ledger";
-constexpr std::size_t kFoldersMax = 1000;  // most ledgers that known_hosts() reads
+constexpr std::size_t kFoldersMax = 1000;  // in which known_hosts() looks for a ledger
+constexpr double kSecondsPerHour = 3600;
 
+// row_of() reads these columns by their index.
 constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
     "uploaded_bytes, downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, "
     "label, host, gpu, gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, "
     "measured.down_bits_per_s, measured.unix_s, stop_asked_unix_s";
-// The column after kColumns, and the tables.
+// The column after kColumns.
 constexpr const char* kEngineColumn =
     "CASE WHEN json_valid(offer_document) THEN json_extract(offer_document, '$.engine') END";
 constexpr const char* kTables = "instances LEFT JOIN measured ON measured.instance = instances.id";
-constexpr int kMeasuredTimeColumn = 25;  // of kColumns
+constexpr int kMeasuredTimeColumn = 25;  // index of measured.unix_s
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
 
-// An unknown text is read as the last state, kFailed.
+// Returns the last state, kFailed, for an unknown text.
 InstanceState state_of(const std::string& text) {
   return *std::find_if(kStates.begin(), kStates.end() - 1, [&](auto state) { return to_string(state) == text; });
 }
@@ -42,7 +44,7 @@ std::optional<BitRate> rate_of(const std::optional<double>& bits_per_s) {
   return bits_per_s ? std::optional(BitRate{*bits_per_s}) : std::nullopt;
 }
 
-// A query of rows for row_of(); `condition` may be followed by an order.
+// A query for row_of(); an ORDER BY may follow the condition.
 std::string select_rows(std::string_view condition) {
   return fmt::format("SELECT {}, {} FROM {} WHERE {}", kColumns, kEngineColumn, kTables, condition);
 }
@@ -80,8 +82,8 @@ LedgerRow row_of(const Statement& s) {
   return r;
 }
 
-// Reads the rows that meet the condition, with their prices. `condition` may contain one question mark, bound to
-// `text`.
+// Reads the rows that meet the condition, with their prices. `condition` begins with a column of the table `instances`.
+// It may contain one question mark, which is bound to `text`.
 Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& text = "") {
   const auto bind_text = [&](Statement& s) {
     if (condition.find('?') != std::string::npos) s.bind(text);
@@ -111,7 +113,7 @@ Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condit
   }
 }
 
-// The ledger's copy of an offer, as JSON.
+// The ledger's copy of an offer, as JSON; kEngineColumn reads it.
 std::string document_of(const Offer& offer) {
   nlohmann::json j = {{"id", offer.id},
                       {"provider", offer.provider},
@@ -134,7 +136,7 @@ std::string document_of(const Offer& offer) {
   add("upload_usd_per_gb", offer.upload_usd_per_gb);
   add("download_usd_per_gb", offer.download_usd_per_gb);
   if (offer.duration_max) j["duration_max_s"] = seconds(*offer.duration_max);
-  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return j.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -158,8 +160,9 @@ double LedgerRow::usd_rent(double now_unix_s) const {
   const double end_unix_s = ended_unix_s.value_or(now_unix_s);
   double usd = 0;
   for (std::size_t i = 0; i < prices.size(); ++i) {
-    const double price_end = i + 1 < prices.size() ? std::min(prices[i + 1].from_unix_s, end_unix_s) : end_unix_s;
-    usd += std::max(0.0, price_end - prices[i].from_unix_s) / 3600 * prices[i].usd_per_hour;
+    const bool is_last = i + 1 == prices.size();
+    const double price_end = is_last ? end_unix_s : std::min(prices[i + 1].from_unix_s, end_unix_s);
+    usd += std::max(0.0, price_end - prices[i].from_unix_s) / kSecondsPerHour * prices[i].usd_per_hour;
   }
   return usd;
 }
@@ -175,14 +178,20 @@ struct Ledger::Impl {
   std::string run, label_prefix;
   std::vector<LedgerRow> orphans;
 
-  // Executes an update of one row. The error explains why no row was changed; `new_state` names the change.
-  Status update_row(Statement& update, std::int64_t row, std::string_view new_state) {
+  // Executes an update of one row. The error explains why no row was changed: it "cannot become" `changed`.
+  Status update_row(Statement& update, std::int64_t row, std::string_view changed) {
     ECHO_TRY(update.step());
     if (sqlite3_changes(db.get()) == 1) return ok();
     ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "SELECT state FROM instances WHERE id = ?"));
     ECHO_ASSIGN(const bool has_row, s.bind(row).step());
     if (!has_row) return fail(Code::kNotFound, kOperation, "there is no row {}", row);
-    return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), new_state);
+    return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), changed);
+  }
+
+  Status set_label(std::int64_t row, const std::string& label) {
+    ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
+    ECHO_TRY(s.bind(label).bind(row).step());
+    return ok();
   }
 
   Status append_state(std::int64_t row, InstanceState state, const std::string& note, double now_unix_s) {
@@ -218,8 +227,8 @@ struct Ledger::Impl {
     return std::move(rows.front());
   }
 
-  // Reads the run's mark, a random number that tells its labels from those of other runs with its name. Creates it if
-  // the run is new to this file.
+  // Sets label_prefix to "<run>.<mark>/". The mark is a random number, so that another run with the same name has other
+  // labels. A run that is new to this file gets a new mark.
   Status read_label_prefix() {
     return transaction(db.get(), [&]() -> Status {
       ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(),
@@ -249,8 +258,7 @@ Result<Ledger> Ledger::open(const std::filesystem::path& path, const std::string
     if (error.code == Code::kCorrupt)
       error.detail += fmt::format(
           "; `echoline down {} --by-label` releases what the run has rented, without the ledger. Without this file, "
-          "the "
-          "run begins a new ledger",
+          "the run begins a new ledger",
           run);
     return error;
   }
@@ -267,6 +275,7 @@ const std::vector<LedgerRow>& Ledger::orphans() const { return impl_->orphans; }
 Result<LedgerRow> Ledger::record_intent(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour) {
   const double usd_per_hour =
       bid_usd_per_hour.value_or(offer.rent_usd_per_hour().value_or(0)) + offer.storage_usd_per_hour.value_or(0);
+  const bool price_known = offer.usd_per_hour() && offer.upload_usd_per_gb && offer.download_usd_per_gb;
   std::int64_t id = 0;
   ECHO_TRY(transaction(impl_->db.get(), [&]() -> Status {
     ECHO_ASSIGN(Statement s, Statement::prepare(
@@ -277,13 +286,12 @@ Result<LedgerRow> Ledger::record_intent(const Offer& offer, double now_unix_s, s
                                  "VALUES (?, ?, ?, 'intended', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     s.bind(impl_->run).bind(offer.id).bind(offer.provider).bind(usd_per_hour);
     s.bind(offer.upload_usd_per_gb).bind(offer.download_usd_per_gb).bind(now_unix_s);
-    s.bind(std::int64_t{offer.usd_per_hour() && offer.upload_usd_per_gb && offer.download_usd_per_gb ? 1 : 0});
+    s.bind(std::int64_t{price_known ? 1 : 0});
     s.bind(offer.host).bind(offer.gpu).bind(std::int64_t{offer.gpu_count}).bind(offer.rollouts_per_s);
     s.bind(document_of(offer)).bind(bid_usd_per_hour);
     ECHO_TRY(s.step());
     id = sqlite3_last_insert_rowid(impl_->db.get());
-    ECHO_ASSIGN(Statement label, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
-    ECHO_TRY(label.bind(fmt::format("{}{}", impl_->label_prefix, id)).bind(id).step());
+    ECHO_TRY(impl_->set_label(id, fmt::format("{}{}", impl_->label_prefix, id)));
     ECHO_TRY(impl_->append_state(id, InstanceState::kIntended, "", now_unix_s));
     return impl_->append_price(id, usd_per_hour, now_unix_s);
   }));
@@ -301,8 +309,8 @@ Result<LedgerRow> Ledger::record_found_instance(const std::string& provider, con
     if (usd_per_hour) ECHO_TRY(record_price(row.id, *usd_per_hour, now_unix_s));
     return impl_->read_row(row.id);
   }
-  // The label has no row, or its row belongs to another instance or is recorded as failed. In the latter cases the
-  // instance costs since that row's intended_unix_s at the earliest.
+  // If a row has the label, it is recorded as failed or belongs to another instance. The found instance was requested
+  // at that row's intended_unix_s at the earliest, so it is charged from that time.
   const LedgerRow* const labelled = known.empty() ? nullptr : &known.front();
   Offer offer;
   offer.provider = provider;
@@ -311,8 +319,7 @@ Result<LedgerRow> Ledger::record_found_instance(const std::string& provider, con
   offer.gpu = labelled ? labelled->gpu : "";
   offer.gpu_usd_per_hour = usd_per_hour.value_or(labelled ? labelled->usd_per_hour : 0);
   ECHO_ASSIGN(const LedgerRow row, record_intent(offer, labelled ? labelled->intended_unix_s : now_unix_s));
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
-  ECHO_TRY(s.bind(label).bind(row.id).step());
+  ECHO_TRY(impl_->set_label(row.id, label));
   ECHO_TRY(record_start(row.id, instance, now_unix_s));
   return impl_->read_row(row.id);
 }
@@ -495,19 +502,20 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
     if (!has_row) return hosts;
     const LedgerRow row = row_of(s);
     const double last_unix_s = row.ended_unix_s.value_or(row.last_known_unix_s());
-    hosts.push_back({.run = row.run,
-                     .provider = row.provider,
-                     .host = row.host,
-                     .gpu = row.gpu,
-                     .gpu_count = row.gpu_count,
-                     .engine = row.engine,
-                     .promised_rollouts_per_s = row.promised_rollouts_per_s,
-                     .measured_rollouts_per_s = row.measured_rollouts_per_s,
-                     .up = row.measured_up,
-                     .down = row.measured_down,
-                     .unix_s = s.optional_real(kMeasuredTimeColumn).value_or(last_unix_s),
-                     .hours = row.running_unix_s ? std::max(0.0, last_unix_s - *row.running_unix_s) / 3600 : 0,
-                     .lost = losses.contains({row.run, row.id})});
+    hosts.push_back(
+        {.run = row.run,
+         .provider = row.provider,
+         .host = row.host,
+         .gpu = row.gpu,
+         .gpu_count = row.gpu_count,
+         .engine = row.engine,
+         .promised_rollouts_per_s = row.promised_rollouts_per_s,
+         .measured_rollouts_per_s = row.measured_rollouts_per_s,
+         .up = row.measured_up,
+         .down = row.measured_down,
+         .unix_s = s.optional_real(kMeasuredTimeColumn).value_or(last_unix_s),
+         .hours = row.running_unix_s ? std::max(0.0, last_unix_s - *row.running_unix_s) / kSecondsPerHour : 0,
+         .lost = losses.contains({row.run, row.id})});
   }
 }
 
@@ -545,9 +553,10 @@ std::vector<LedgerHost> known_hosts(const std::filesystem::path& folder) {
     if (++folder_count > kFoldersMax) break;
     std::error_code unreadable;
     if (!std::filesystem::is_regular_file(entry.path() / "ledger.sqlite", unreadable)) continue;
+    // The folder has the run's name, so open() adds no run to the ledger.
     const auto ledger = Ledger::open(entry.path() / "ledger.sqlite", entry.path().filename());
     if (!ledger) continue;
-    if (const auto of_ledger = ledger->hosts()) hosts.insert(hosts.end(), of_ledger->begin(), of_ledger->end());
+    if (const auto more_hosts = ledger->hosts()) hosts.insert(hosts.end(), more_hosts->begin(), more_hosts->end());
   }
   std::stable_sort(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.unix_s > b.unix_s; });
   return hosts;

@@ -13,7 +13,8 @@
 
 namespace echoline::provisioner {
 
-// An intended row becomes running, failed or ended; a running row becomes ended or failed.
+// An intended row's instance is about to be requested, or its request is not answered yet. The row becomes running,
+// failed or ended; a running row becomes ended or failed.
 enum class InstanceState { kIntended, kRunning, kEnded, kFailed };
 std::string_view to_string(InstanceState state);
 
@@ -25,7 +26,7 @@ struct LedgerPrice {
 struct LedgerRow {
   std::int64_t id = 0;
   std::string run;
-  std::string label;  // by which the provider knows the instance: Ledger::label_prefix() and the row's number
+  std::string label;  // by which the provider knows the instance: Ledger::label_prefix() and the row's id
   std::string offer;
   std::string provider;
   std::string instance;  // the provider's id; "" before it runs
@@ -34,8 +35,8 @@ struct LedgerRow {
   int gpu_count = 1;
   std::string engine;  // Offer::engine; "" in a row of an earlier version
   InstanceState state = InstanceState::kIntended;
-  double usd_per_hour = 0;          // gpu + storage, as far as stated; the newest of `prices`
-  bool price_known = false;         // the offer states all prices, traffic included
+  double usd_per_hour = 0;          // rent of GPUs and storage, as far as stated; the newest of `prices`
+  bool price_known = false;         // the offer states all prices, that of traffic included
   std::vector<LedgerPrice> prices;  // oldest first; the first one is from `intended_unix_s`
   std::optional<double> upload_usd_per_gb;
   std::optional<double> download_usd_per_gb;
@@ -55,12 +56,11 @@ struct LedgerRow {
   double usd(double now_unix_s) const { return usd_rent(now_unix_s) + usd_traffic(); }
   double usd_rent(double now_unix_s) const;
   double usd_traffic() const;
-  // The last sign of life. If the instance ended while no process of its run was there to see it, this time is recorded
-  // as its end.
+  // The last sign of life. It is recorded as the instance's end if that came while no process of the run was watching.
   double last_known_unix_s() const { return alive_unix_s.value_or(running_unix_s.value_or(intended_unix_s)); }
 };
 
-// An instance's sign of life, with its traffic since the last one.
+// An instance's sign of life, with its traffic since the one before.
 struct LedgerSignOfLife {
   std::int64_t row = 0;
   Bytes uploaded, downloaded;
@@ -115,7 +115,7 @@ struct LedgerHost {
   std::optional<BitRate> up, down;
   double unix_s = 0;  // when it was measured, or when it ended
   double hours = 0;   // rented, as far as known
-  bool lost = false;  // the instance ended without a request after its worker had joined
+  bool lost = false;  // after its worker had joined, the instance ended without a stop request
 };
 
 // An SQLite file (WAL, synchronous FULL), which several runs may share. Use from one thread. The caller passes times as
@@ -131,25 +131,27 @@ class Ledger {
 
   // The prefix of all labels of this run: its name and a random mark, so that no other run has it.
   const std::string& label_prefix() const;
-  // Rows of all runs that were intended or running when the file was opened, so their instances may still be rented.
-  // Call record_end() or record_failure() for each once the provider confirms that its instance has ended or never
-  // existed.
+  // The orphans: rows of all runs that were intended or running when the file was opened. Their instances may still be
+  // rented. Call record_end() or record_failure() for each once the provider confirms that its instance has ended or
+  // never existed.
   const std::vector<LedgerRow>& orphans() const;
 
   // Writes a row for an instance that is about to be requested; call before the request. Returns the new row. A bid
   // replaces the offer's price.
   Result<LedgerRow> record_intent(const Offer& offer, double now_unix_s,
                                   std::optional<double> bid_usd_per_hour = std::nullopt);
-  // Books an instance that has this run's label but no row. Returns its new row, which is running.
+  // Books an instance with a label of this run as running: in the row that has the label and waits for its instance, or
+  // in a new row. Returns the row. Changes nothing if the instance has been booked before.
   Result<LedgerRow> record_found_instance(const std::string& provider, const std::string& instance,
                                           const std::string& label, std::optional<double> usd_per_hour,
                                           double now_unix_s);
-  // Errors of the following: kNotFound for an unknown row, kInvalid if the row's state does not allow the change.
+  // Errors of all functions below that take a row: kNotFound if it is unknown, kInvalid if its state does not allow the
+  // change.
   Status record_start(std::int64_t row, const std::string& instance, double now_unix_s);
   Status record_end(std::int64_t row, const std::string& note, double now_unix_s);
   Status record_failure(std::int64_t row, const std::string& note, double now_unix_s);
-  // Call before the provider is asked to end the instance. If the instance is missing later, the request ended it, so
-  // it does not count as lost.
+  // Call before the provider is asked to end the instance. An instance that is missing after such a request does not
+  // count as lost.
   Status record_stop_request(std::int64_t row, double now_unix_s);
   // Sets the price from now on.
   Status record_price(std::int64_t row, double usd_per_hour, double now_unix_s);
@@ -157,18 +159,18 @@ class Ledger {
   // Adds the traffic, and records that the instances are alive; all or none.
   Status record_signs_of_life(std::span<const LedgerSignOfLife> signs, double now_unix_s);
   Status record_decision(const LedgerDecision& decision);
-  // Replaces the charges of the same days; all or none.
+  // Replaces the charges of the same rows and days; all or none.
   Status record_charges(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
                         double now_unix_s);
 
-  // Entries of this run, oldest first.
+  // Entries of this run, oldest first, unless stated otherwise.
   Result<std::vector<LedgerRow>> rows() const;
-  Result<std::vector<LedgerStateChange>> states() const;  // the changes of all its rows
+  Result<std::vector<LedgerStateChange>> states() const;
   Result<std::vector<LedgerDecision>> decisions() const;
   Result<std::vector<LedgerCharge>> charges() const;
-  Result<std::vector<LedgerCredit>> credits() const;
-  Result<std::vector<LedgerHost>> hosts() const;         // the hosts of all runs in this file
-  Result<LedgerTotals> totals(double now_unix_s) const;  // this run's totals
+  Result<std::vector<LedgerCredit>> credits() const;  // of all runs, by provider
+  Result<std::vector<LedgerHost>> hosts() const;      // of all runs, newest first
+  Result<LedgerTotals> totals(double now_unix_s) const;
 
  private:
   struct Impl;

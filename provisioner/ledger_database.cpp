@@ -125,7 +125,7 @@ Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
 Status bring_up_to_date(sqlite3* db) {
   ECHO_ASSIGN(const std::int64_t application_id, pragma(db, "application_id"));
   ECHO_ASSIGN(std::int64_t version, pragma(db, "user_version"));
-  ECHO_ASSIGN(const std::int64_t schema_changes, pragma(db, "schema_version"));
+  ECHO_ASSIGN(const std::int64_t schema_changes, pragma(db, "schema_version"));  // SQLite counts them
   const bool is_empty = application_id == 0 && version == 0 && schema_changes == 0;
   if (!is_empty && application_id != kApplicationId)
     return fail(Code::kCorrupt, kOperation, "an SQLite file that is not a ledger; choose another path");
@@ -142,7 +142,7 @@ Status bring_up_to_date(sqlite3* db) {
 }  // namespace
 
 Error sqlite_error(sqlite3* db, std::string_view what) {
-  const int code = sqlite3_errcode(db) & 0xff;  // without the extended bits
+  const int code = sqlite3_errcode(db) & 0xff;  // the low byte, without the bits of extended codes
   const bool is_corrupt = code == SQLITE_CORRUPT || code == SQLITE_NOTADB;
   return fail(is_corrupt ? Code::kCorrupt : Code::kIo, kOperation, "{}: {}", what, sqlite3_errmsg(db));
 }
@@ -160,7 +160,7 @@ Result<Database> open(const std::filesystem::path& path) {
   if (rc != SQLITE_OK)
     return fail(Code::kIo, kOperation, "{}: {}", path.string(), db ? sqlite3_errmsg(db.get()) : "out of memory");
   sqlite3_busy_timeout(db.get(), kBusyMs);
-  const auto with_path = [&](Status status) -> Status {  // names the file in an error
+  const auto with_path = [&](Status status) -> Status {  // adds the file's path to an error
     if (status) return ok();
     Error error = std::move(status).error();
     error.detail = path.string() + ": " + error.detail;
@@ -178,6 +178,7 @@ Result<Statement> Statement::prepare(sqlite3* db, const std::string& sql) {
 }
 
 Statement& Statement::bind(const std::string& text) {
+  // SQLITE_TRANSIENT: SQLite copies the text. SQLite's limit of a text, 10^9 bytes, fits into an int.
   sqlite3_bind_text(statement_, next_parameter_++, text.c_str(), static_cast<int>(text.size()), SQLITE_TRANSIENT);
   return *this;
 }

@@ -38,8 +38,9 @@ class Statement {
   Statement& bind(std::int64_t number);
   Statement& bind(double number);
   Statement& bind(const std::optional<double>& number);
-  // True while there is another row.
+  // Moves to the next row, or executes a statement without rows. False if there is no row.
   Result<bool> step();
+  // Values of the current row; columns count from 0, parameters from 1.
   std::string text(int column) const;
   std::int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
   double real(int column) const { return sqlite3_column_double(statement_, column); }

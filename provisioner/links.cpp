@@ -8,9 +8,9 @@
 namespace echoline::provisioner {
 
 void LinkMeter::add_reading(Bytes counter, TimePoint at) {
-  const bool flows =
+  const bool is_continuous =
       last_reading_ && counter > last_reading_->counter && at > last_reading_->at && at - last_reading_->at <= kGapMax;
-  if (!flows) {
+  if (!is_continuous) {
     stretch_begin_.reset();
   } else if (!stretch_begin_) {
     stretch_begin_ = Reading{counter, at};  // the stretch began at an unknown time before this reading
@@ -24,15 +24,15 @@ void LinkMeter::add_reading(Bytes counter, TimePoint at) {
 }
 
 void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known) {
-  std::map<std::pair<std::string_view, std::string_view>, KnownLinks> fastest_by_host;
+  std::map<std::pair<std::string_view, std::string_view>, KnownLinks> fastest_by_host;  // by provider and host
   const auto raise = [](std::optional<BitRate>& highest, const std::optional<BitRate>& rate) {
     if (rate && (!highest || *rate > *highest)) highest = rate;
   };
   for (const KnownLinks& links : known) {
     if (is_local_provider(links.provider) || links.host.empty()) continue;
-    KnownLinks& host = fastest_by_host[{links.provider, links.host}];
-    raise(host.up, links.up);
-    raise(host.down, links.down);
+    KnownLinks& fastest = fastest_by_host[{links.provider, links.host}];
+    raise(fastest.up, links.up);
+    raise(fastest.down, links.down);
   }
   if (fastest_by_host.empty()) return;
   for (Offer& offer : offers) {

@@ -10,8 +10,9 @@
 
 namespace echoline::provisioner {
 
-// The highest rate of one direction of a link over at least a second of continuous traffic, from occasional readings of
-// a byte counter. It is a lower bound of the capacity, because the sender may have been limited.
+// Measures the highest rate of one direction of a link, from occasional readings of a byte counter. A rate counts if
+// continuous traffic lasts for kStretchMin. The highest rate is a lower bound of the capacity, because something else
+// may have limited the sender.
 class LinkMeter {
  public:
   static constexpr Duration kStretchMin = std::chrono::seconds(1);
@@ -26,7 +27,8 @@ class LinkMeter {
     Bytes counter;
     TimePoint at;
   };
-  std::optional<Reading> last_reading_, stretch_begin_;
+  std::optional<Reading> last_reading_;
+  std::optional<Reading> stretch_begin_;  // of the present stretch of continuous traffic
   std::optional<BitRate> highest_;
 };
 

@@ -21,9 +21,9 @@ MarketWatch::~MarketWatch() {
 
 void MarketWatch::loop() {
   while (!stop_) {
-    auto offers = search_(stop_);
-    if (!offers && !stop_) log::warn("the market could not be read again: {}", offers.error().message());
-    if (offers && *offers) on_offers_(std::move(**offers));
+    Result<std::optional<std::vector<Offer>>> found = search_(stop_);
+    if (!found && !stop_) log::warn("the market could not be read again: {}", found.error().message());
+    if (found && found->has_value()) on_offers_(std::move(**found));
     std::unique_lock lock(mutex_);
     wake_.wait_for(lock, interval_, [this] { return stop_.load(); });
   }

@@ -33,7 +33,7 @@ class MarketWatch {
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::thread thread_;
+  std::thread thread_;  // last, because it uses the other members
 };
 
 }  // namespace echoline::provisioner

@@ -10,7 +10,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr Duration kFailurePauseFirst = std::chrono::minutes(1);  // doubles with each failure
-constexpr int kPauseDoublingsMax = 6;
+constexpr int kPauseDoublingsMax = 6;                             // so the longest pause is 64 minutes
 
 }  // namespace
 
@@ -33,8 +33,7 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
     }
     refreshed[offer.id] = std::move(entry);
   }
-  // The refreshed book has the earlier offers that remain and the added ones. If `offers` repeats a new id, `added`
-  // counts it twice, and `gone` is too high.
+  // If `offers` repeats a new id, `added` counts it twice, and `gone` is too high.
   const std::size_t count_without_losses = entries_.size() + added;
   const std::size_t gone = count_without_losses - std::min(count_without_losses, refreshed.size());
   entries_ = std::move(refreshed);

@@ -28,12 +28,12 @@ class OfferProblems {
 std::string excerpt(std::string_view value);
 
 // Bounds of values in files of offers.
-inline constexpr double kMbitMax = 1e6;  // per second
-inline constexpr double kUsdMax = 1e6;
-inline constexpr int kGpusMax = 1024;
-inline constexpr std::size_t kOfferTextMax = 512;
+inline constexpr double kMbitMax = 1e6;            // per second
+inline constexpr double kUsdMax = 1e6;             // of each price
+inline constexpr int kGpusMax = 1024;              // of one machine
+inline constexpr std::size_t kOfferTextMax = 512;  // bytes
 
-// SkyPilot's catalogues (providers/exec_skypilot.cpp), whose machines commands start.
+// The format of SkyPilot's catalogues (providers/exec_skypilot.cpp). The provider "exec" rents their machines.
 OfferFormat skypilot_format();
 
 }  // namespace echoline::provisioner

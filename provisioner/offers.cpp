@@ -1,4 +1,4 @@
-// Reads files of offers in our own format, and finds the format of others.
+// Reads files of offers in our own format, and recognises the other formats.
 #include "provisioner/offers.hpp"
 
 #include <algorithm>
@@ -19,14 +19,14 @@ constexpr std::size_t kHeadBytes = 64 * 1024;  // the start of a file, by which 
 
 Offer read_offer(ConfigSection& section) {
   Offer offer;
-  std::optional<double> up_mbit, down_mbit, days, rate;
+  std::optional<double> up_mbit_per_s, down_mbit_per_s, duration_days, rollouts_per_s;
   std::vector<std::int64_t> gpu_ids;
   section.require("id", offer.id);
   section.require("provider", offer.provider);
   section.read("host", offer.host);
   section.read("owner", offer.owner);
   section.require("gpu", offer.gpu);
-  section.read("gpu_count", offer.gpu_count, {.min = 1, .max = 1024});
+  section.read("gpu_count", offer.gpu_count, {.min = 1, .max = kGpusMax});
   section.read("gpu_ids", gpu_ids);
   section.read("vram_gb", offer.vram_gb, {.min = 0.0, .max = 1e5});
   section.read("place", offer.place);
@@ -34,8 +34,8 @@ Offer read_offer(ConfigSection& section) {
   section.read("region", offer.region);
   section.read("zone", offer.zone);
   section.read("machine_type", offer.machine_type);
-  section.read("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
-  section.read("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
+  section.read("up_mbit_per_s", up_mbit_per_s, {.min = 1e-3, .max = kMbitMax});
+  section.read("down_mbit_per_s", down_mbit_per_s, {.min = 1e-3, .max = kMbitMax});
   section.read("memory_gb", offer.memory_gb, {.min = 0.0, .max = 1e6});
   section.read("disk_gb", offer.disk_gb, {.min = 0.0, .max = 1e7});
   section.read("cuda_max", offer.cuda_max, {.min = 0.0, .max = 99.0});
@@ -44,9 +44,9 @@ Offer read_offer(ConfigSection& section) {
   section.read("verified", offer.verified);
   section.read("datacenter", offer.datacenter);
   section.read("reliability", offer.reliability, {.min = 0.0, .max = 1.0});
-  section.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
+  section.read("duration_days_max", duration_days, {.min = 0.0, .max = 1e5});
   section.read("rentable", offer.rentable);
-  section.read("rollouts_per_s", rate, {.min = 1e-6, .max = 1e9});
+  section.read("rollouts_per_s", rollouts_per_s, {.min = 1e-6, .max = 1e9});
   section.read_choice("rollouts_source", offer.rollouts_source,
                       {{"unknown", RateSource::kUnknown},
                        {"measured", RateSource::kMeasured},
@@ -63,15 +63,15 @@ Offer read_offer(ConfigSection& section) {
       section.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
     offer.gpu_ids.push_back(static_cast<int>(gpu));
   }
-  if (rate && offer.rollouts_source == RateSource::kUnknown)
+  if (rollouts_per_s && offer.rollouts_source == RateSource::kUnknown)
     section.error("rollouts_source", "a throughput needs its source: measured, profile or dlperf");
-  if (!rate && offer.rollouts_source != RateSource::kUnknown)
+  if (!rollouts_per_s && offer.rollouts_source != RateSource::kUnknown)
     section.error("rollouts_per_s",
                   fmt::format("expected a throughput, as its source is {}", to_string(offer.rollouts_source)));
-  offer.rollouts_per_s = rate.value_or(0);
-  if (up_mbit) offer.up = BitRate::from_mbit_per_s(*up_mbit);
-  if (down_mbit) offer.down = BitRate::from_mbit_per_s(*down_mbit);
-  if (days) offer.duration_max = from_seconds(*days * kSecondsPerDay);
+  offer.rollouts_per_s = rollouts_per_s.value_or(0);
+  if (up_mbit_per_s) offer.up = BitRate::from_mbit_per_s(*up_mbit_per_s);
+  if (down_mbit_per_s) offer.down = BitRate::from_mbit_per_s(*down_mbit_per_s);
+  if (duration_days) offer.duration_max = from_seconds(*duration_days * kSecondsPerDay);
   return offer;
 }
 
@@ -85,12 +85,12 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
     return fail(Code::kInvalid, "read offers", "expected at most {} offers, found {}", kOffersMax, sections.size());
   }
   std::vector<Offer> offers;
-  std::unordered_map<std::string, std::string> place_of_id;
+  std::unordered_map<std::string, std::string> path_by_id;  // of the offer's section in the file
   for (ConfigSection& section : sections) {
     offers.push_back(read_offer(section));
     const std::string& id = offers.back().id;
-    if (id.empty()) continue;
-    const auto [it, is_new] = place_of_id.emplace(id, section.path());
+    if (id.empty()) continue;  // it is missing, which read_offer() has recorded
+    const auto [it, is_new] = path_by_id.emplace(id, section.path());
     if (!is_new) section.error("id", fmt::format("the id '{}' is also that of {}", id, it->second));
   }
   ECHO_TRY(file.finish());
@@ -98,28 +98,33 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
 }
 
 constexpr std::size_t kSplitBytesMin = 256 * 1024;  // a smaller file is read at once
-constexpr std::size_t kOffersTogether = 1000;
+constexpr std::size_t kOffersPerPart = 1000;
 
 // A JSON file of offers, split into parts that are parsed one by one, so that a large file's tree is never in memory.
 struct SplitFile {
   std::string frame;                    // the file with an empty list of offers
-  std::vector<std::string_view> parts;  // kOffersTogether offers each, with the commas between them
-  std::size_t offers = 0;
+  std::vector<std::string_view> parts;  // kOffersPerPart offers each (the last part has the rest), with their commas
+  std::size_t offer_count = 0;
 };
 
+// The position after the string whose opening quote is at `begin`.
 std::size_t end_of_string(std::string_view text, std::size_t begin) {
   for (std::size_t i = begin + 1; i < text.size(); ++i) {
     if (text[i] == '\\')
-      ++i;
+      ++i;  // skips the escaped character
     else if (text[i] == '"')
       return i + 1;
   }
   return text.size();
 }
 
+// The position of the first character from `at` on that is not space.
 std::size_t after_space(std::string_view text, std::size_t at) {
   return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
 }
+
+// By how much a character outside of strings changes the depth of nesting.
+int depth_change(char c) { return c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0; }
 
 // The position of the '[' that begins the list of offers. Absent if there is none.
 std::optional<std::size_t> find_list(std::string_view text) {
@@ -127,40 +132,40 @@ std::optional<std::size_t> find_list(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     if (text[i] == '"') {
       const std::size_t end = end_of_string(text, i);
-      const bool is_key = depth == 1 && text.substr(i, end - i) == "\"offers\"";
+      const bool is_offers_key = depth == 1 && text.substr(i, end - i) == "\"offers\"";
       i = after_space(text, end);
-      if (!is_key || i == text.size() || text[i] != ':') continue;
+      if (!is_offers_key || i == text.size() || text[i] != ':') continue;
       i = after_space(text, i + 1);
       return i < text.size() && text[i] == '[' ? std::optional(i) : std::nullopt;
     }
-    depth += text[i] == '{' || text[i] == '[' ? 1 : text[i] == '}' || text[i] == ']' ? -1 : 0;
+    depth += depth_change(text[i]);
     ++i;
   }
   return std::nullopt;
 }
 
-// Absent if the text does not have this form; read_offers() then says what is wrong with it.
+// Splits the text. Absent if it does not have the form of a SplitFile; read_offers() then says what is wrong with it.
 std::optional<SplitFile> split(std::string_view text) {
   const auto list = find_list(text);
   if (!list) return std::nullopt;
   SplitFile file;
   std::size_t part_begin = 0, i = after_space(text, *list + 1);
   while (i < text.size() && text[i] == '{') {
-    if (file.offers % kOffersTogether == 0) part_begin = i;
+    if (file.offer_count % kOffersPerPart == 0) part_begin = i;
     int depth = 0;
     do {
       if (text[i] == '"') {
         i = end_of_string(text, i);
         continue;
       }
-      depth += text[i] == '{' || text[i] == '[' ? 1 : text[i] == '}' || text[i] == ']' ? -1 : 0;
+      depth += depth_change(text[i]);
       ++i;
     } while (i < text.size() && depth > 0);
-    ++file.offers;
+    ++file.offer_count;
     const std::size_t offer_end = i;
     i = after_space(text, i);
     const bool is_last = i == text.size() || text[i] != ',';
-    if (is_last || file.offers % kOffersTogether == 0)
+    if (is_last || file.offer_count % kOffersPerPart == 0)
       file.parts.push_back(text.substr(part_begin, offer_end - part_begin));
     if (is_last) break;
     i = after_space(text, i + 1);
@@ -171,15 +176,15 @@ std::optional<SplitFile> split(std::string_view text) {
   return file;
 }
 
-// Reads a large JSON file part by part. Absent if it has a mistake: then the caller reads the file as a whole, which
-// gives the message.
+// Reads a large JSON file part by part. Absent if the file has a mistake; the caller then reads it as a whole for the
+// message.
 std::optional<std::vector<Offer>> read_in_parts(std::string_view text) {
   const auto file = split(text);
-  if (!file || file->offers > kOffersMax) return std::nullopt;
+  if (!file || file->offer_count > kOffersMax) return std::nullopt;
   auto frame = ConfigFile::parse_json(file->frame, "");
-  if (!frame || !read_offers(std::move(*frame))) return std::nullopt;
+  if (!frame || !read_offers(std::move(*frame))) return std::nullopt;  // a mistake outside of the list
   std::vector<Offer> offers;
-  offers.reserve(file->offers);
+  offers.reserve(file->offer_count);
   for (const std::string_view part : file->parts) {
     auto parsed = ConfigFile::parse_json(fmt::format(R"({{"schema_version":1,"offers":[{}]}})", part), "");
     if (!parsed) return std::nullopt;
@@ -203,12 +208,14 @@ bool is_json(std::string_view text) {
 // Returns the format of this name. kAutoFormat: recognises it by the start of the text. Null for our own format.
 Result<const OfferFormat*> format_of(std::string_view text, const std::string& name) {
   const std::string_view head = text.substr(0, kHeadBytes);
-  const bool is_own = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;
-  if (name == kOwnFormat || (name == kAutoFormat && is_own)) return nullptr;
+  const bool is_own_json = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;
+  if (name == kOwnFormat || (name == kAutoFormat && is_own_json)) return nullptr;
+  const auto is_chosen = [&](const OfferFormat& format) {
+    return name == kAutoFormat ? format.recognises(head) : format.name == name;
+  };
   for (const ProviderKind* kind : provider_kinds())
-    if (kind->offers && (name == kAutoFormat ? kind->offers->recognises(head) : kind->offers->name == name))
-      return &*kind->offers;
-  if (name == kAutoFormat) return nullptr;
+    if (kind->offer_format && is_chosen(*kind->offer_format)) return &*kind->offer_format;
+  if (name == kAutoFormat) return nullptr;  // our own format as YAML, or text that is no file of offers
   return fail(Code::kInvalid, "read offers", "expected {}, found '{}'", join_with_or(offer_format_names()), name);
 }
 

@@ -13,10 +13,10 @@ namespace echoline::provisioner {
 
 inline constexpr double kSecondsPerDay = 86'400;
 
-// The source of a predicted throughput.
+// The source of a predicted throughput: measured, from a profile of the GPU, or from the market's benchmark (dlperf).
 enum class RateSource { kUnknown, kMeasured, kProfile, kDlperf };
 std::string_view to_string(RateSource source);
-// The relative error of a throughput from this source, for figures that state no error.
+// The relative error of a throughput from this source, for a figure without an error of its own.
 double usual_uncertainty(RateSource source);
 
 struct Offer {
@@ -30,7 +30,7 @@ struct Offer {
   // whole machine.
   std::vector<int> gpu_ids;
   std::optional<double> vram_gb;  // per GPU
-  std::string place;              // "" when not stated
+  std::string place;              // "" if not stated
   // The names by which the cloud rents this kind of machine, for commands that rent it; "" if not stated.
   std::string cloud, region, zone, machine_type;
   std::optional<BitRate> up, down;
@@ -41,7 +41,7 @@ struct Offer {
   std::optional<int> open_ports;             // of the machine, for all its containers
   std::optional<bool> verified;              // the market has tested the machine
   std::optional<bool> datacenter;            // the market lists its owner as a data centre
-  std::optional<double> reliability;         // [0, 1]
+  std::optional<double> reliability;         // share of the time that the machine is up
   std::optional<Duration> duration_max;      // longest rental time
   bool rentable = true;                      // false: the market states that it is rented
   double rollouts_per_s = 0;                 // predicted throughput; 0: unknown
@@ -50,17 +50,17 @@ struct Offer {
   std::optional<double> rollouts_uncertainty;
   std::string rollouts_from;     // where the figure comes from, in words; "": unknown
   std::string engine;            // WorkerEngines::text() of the run; "" if the throughput is not predicted yet
-  std::string engines_note;      // why the throughput is not that of all GPUs, for the plan's reason; "": it is
+  std::string engines_note;      // why not all GPUs count for the throughput, for the plan's reason; "": all do
   std::string unfit;             // why the run's engines cannot work there; "": they can
   std::optional<double> dlperf;  // the market's benchmark, of all its GPUs together
-  std::optional<double> gpu_usd_per_hour;      // on demand
+  std::optional<double> gpu_usd_per_hour;      // of all its GPUs, on demand
   std::optional<double> bid_usd_per_hour_min;  // the lowest bid that would rent the offer now
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 
-  // From ledgers of earlier runs: hours for which its host (or else its provider) was rented, and machines lost in
-  // them.
+  // From ledgers of earlier runs: the hours for which the offer's host (or else its provider) was rented, and the
+  // machines lost in these hours.
   double seen_hours = 0, seen_losses = 0;
 
   // The plan's bid; absent: rented on demand.
@@ -90,8 +90,8 @@ struct Assumptions {
   friend bool operator==(const Assumptions&, const Assumptions&) = default;
 };
 
-// Conditions that offers must meet, besides those that follow from the run. An offer that does not state a value for
-// which there is a condition does not meet it.
+// Conditions that offers must meet, besides those that follow from the run. An offer that does not state a value does
+// not meet a condition on it, except for links and prices, because fleet.assume can state these.
 struct OfferConditions {
   std::vector<std::string> gpus;  // names, compared by gpu_key(); empty: any
   std::optional<int> gpu_count_min, gpu_count_max;
@@ -111,13 +111,13 @@ inline constexpr std::size_t kOffersMax = 500'000;
 inline constexpr std::uint64_t kOffersBytesMax = 1ull << 30;
 
 // Formats of offer files. "own": {"schema_version":1,"offers":[...]} as JSON or YAML, with the keys of
-// configs/offers/README.md. Others belong to providers (OfferFormat). "auto" recognises the format.
+// configs/offers/README.md. The other formats belong to providers (OfferFormat). "auto" recognises the format.
 inline constexpr const char* kAutoFormat = "auto";
 inline constexpr const char* kOwnFormat = "own";
 
 struct OfferReadOptions {
   std::string format = kAutoFormat;
-  Bytes disk{};            // a worker's disk: some markets sell it by the GB
+  Bytes disk{};            // of a worker, because some markets state a price per GB
   std::size_t copies = 1;  // offers made of each kind of machine in a catalogue
 };
 

@@ -24,6 +24,7 @@ constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;      // of each of the two loops in find_consistent_solution()
 constexpr double kUsualCopies = 1;  // outside a topology, a price assumes that a worker forwards each publication once
 constexpr double kRounding = 1e-9;  // relative tolerance of comparisons
+constexpr double kSecondsPerHour = 3600;
 
 // The result of one search for an assumed T_b, with the T_b of its set and topology. Indices are those of eligible
 // offers.
@@ -31,7 +32,7 @@ struct Solution {
   CapacityTarget target;
   Allocation set;
   std::vector<std::size_t> dropped;  // Allocation::dropped
-  std::string method;
+  std::string method;                // Plan::method
   double greedy_usd_per_hour = 0, usd_per_hour_min = 0;
   std::vector<std::size_t> members;  // the set by rank; members[i] is worker i + 1
   chains::Topology topology;
@@ -51,7 +52,7 @@ class Planner {
   Result<Plan> run() {
     ECHO_TRY(check_request());
     ECHO_TRY(split_offers());
-    Duration assumed_t_b{};
+    Duration assumed_t_b{};  // the search begins with instant broadcasts
     ECHO_ASSIGN(const Solution solution, find_consistent_solution(assumed_t_b));
     Plan plan = plan_of(solution, assumed_t_b);
     ECHO_TRY(check_limits(plan));
@@ -82,7 +83,7 @@ class Planner {
   // Splits the offers into eligible ones, with price and rank, and others, with the reason.
   Status split_offers() {
     std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
-    // Numbers the names of each provider from 1; 0 if the name is not stated.
+    // Numbers the names from 1, each provider's names separately. Returns 0 if the name is not stated.
     const auto number_of = [](auto& numbers, std::string_view provider, std::string_view name) {
       if (name.empty()) return std::uint32_t{0};
       return numbers.emplace(std::pair(provider, name), static_cast<std::uint32_t>(numbers.size() + 1)).first->second;
@@ -101,14 +102,15 @@ class Planner {
       candidate.usd_per_hour = cost_of(request_, o, kUsualCopies).usd_per_hour().value_or(0);
       candidate.machine = number_of(machines, o.provider, o.host);
       if (!o.gpu_ids.empty()) {
-        // A set of GPUs has 64 bits. An offer with a higher id counts as the whole machine.
+        // Candidate::gpus has 64 bits. An offer with a higher id counts as the whole machine.
         constexpr int kGpuBits = 64;
+        constexpr std::uint64_t kAllGpus = ~0ull;
         candidate.gpus = 0;
-        for (const int id : o.gpu_ids) candidate.gpus |= id < kGpuBits ? std::uint64_t{1} << id : ~0ull;
+        for (const int id : o.gpu_ids) candidate.gpus |= id < kGpuBits ? std::uint64_t{1} << id : kAllGpus;
       }
-      candidate.host = number_of(hosts, o.provider, o.owner.empty() ? o.host : o.owner);
+      candidate.host = number_of(hosts, o.provider, o.owner.empty() ? o.host : o.owner);  // for per_host_max
       candidate.keep = keep.contains(o.id);
-      kept_count += candidate.keep;
+      kept_count += candidate.keep ? 1 : 0;
       pool_.push_back(candidate);
     }
     if (kept_count != keep.size())
@@ -143,7 +145,7 @@ class Planner {
   // Computes the topology of the set, and its broadcast times.
   Status add_topology(Solution& s) const {
     for (const std::size_t i : order_)
-      if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
+      if (is_chosen(s, i)) s.members.push_back(i);
     const auto up = [&](std::size_t i) { return links_of(offer(i), request_.fleet, request_.paths).up; };
     BitRate slowest_up = up(s.members.front()), fastest_up = slowest_up;
     for (const std::size_t i : s.members) {
@@ -154,7 +156,7 @@ class Planner {
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       const Offer& o = offer(s.members[m]);
       // Nothing is measured yet, so the stated links and reliability stand for measurements.
-      constexpr std::uint32_t kAttempts = 1000;
+      constexpr std::uint32_t kAttempts = 1000;  // enough for three decimals of the reliability
       const auto [up_rate, down_rate] = links_of(o, request_.fleet, request_.paths);
       const double successes = reliability_of(request_, o).value_or(0) * kAttempts;
       const chains::PeerStats stated{.forwarding_rate = up_rate,
@@ -177,37 +179,38 @@ class Planner {
                          .region = region});
     }
     const BitRate chain_rate = request_.paths.worker_rate.value_or(slowest_up);
-    const chains::Regions& ways = request_.paths.regions.ways;
+    const chains::Regions& regions = request_.paths.regions.graph;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
       const chains::BroadcastGoal goal{
           .payload = request_.delta_bytes, .chunk = request_.chunk, .quorum = request_.quorum};
       ECHO_ASSIGN(chains::Choice choice,
-                  chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, goal, {}, ways));
+                  chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, goal, {}, regions));
       s.topology = std::move(choice.topology);
       s.times = std::move(choice.times);
       s.chunk = choice.chunk;
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
-                                                  request_.quorum, ways));
+                                                  request_.quorum, regions));
       const Duration broadcast_time_min =
-          chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, ways);
+          chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, regions);
       s.chunk = request_.chunk.count > 0 ? request_.chunk
                                          : chains::best_chunk(request_.delta_bytes, s.topology, broadcast_time_min);
       ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up,
-                                                  s.links, ways));
+                                                  s.links, regions));
     }
-    s.broadcast_time = s.times.fraction(request_.quorum) + request_.fleet.install_time_expected;
+    s.broadcast_time = s.times.quorum_time(request_.quorum) + request_.fleet.install_time_expected;
     return ok();
   }
 
   // A set chosen for an assumed T_b has its own T_b. Iterates until the two agree. If they alternate, raises the
   // assumed T_b until its set is no slower than assumed. This ends, because every raise is to the T_b of some set.
+  // `assumed_t_b` receives the T_b for which the returned set was chosen.
   Result<Solution> find_consistent_solution(Duration& assumed_t_b) {
     std::vector<Duration> tried;
     for (int round = 0; round < kRoundsMax; ++round) {
       ECHO_ASSIGN(Solution s, solve(assumed_t_b));
       if (s.broadcast_time == assumed_t_b) return s;
-      // Often T_b does not change the target. Then the set stays the same too.
+      // Often the set's own T_b gives the same target, and so the same set.
       if (const auto own = target_for(s.broadcast_time);
           own && own->required_rollouts_per_s == s.target.required_rollouts_per_s) {
         assumed_t_b = s.broadcast_time;
@@ -238,7 +241,7 @@ class Planner {
     std::stable_sort(fastest.begin(), fastest.end(),
                      [&](auto a, auto b) { return pool_[a].rollouts_per_s > pool_[b].rollouts_per_s; });
     const std::size_t usable_count = std::min<std::size_t>(fastest.size(), request_.fleet.workers_max);
-    const auto sum_of_rates = [&](std::size_t from, std::size_t to) {
+    const auto sum_of_rates = [&](std::size_t from, std::size_t to) {  // of `fastest`, by index
       double rate = 0;
       for (std::size_t i = from; i < to; ++i) rate += pool_[fastest[i]].rollouts_per_s;
       return rate;
@@ -255,6 +258,7 @@ class Planner {
       t_b = std::max(t_b, largest.broadcast_time);
     }
 
+    // `needed_rate` is for the assumed T_b; a longer one needs more.
     std::string text = fmt::format(
         "{} {:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, headroom {:.3g} %; T_b = {} for the "
         "largest fleet)",
@@ -283,20 +287,22 @@ class Planner {
     };
     LearnerPace pace = request_.pace;
     const CapacityTerms terms = request_.capacity_terms();
-    const int kappa_max = std::min(request_.staleness_budget + 1, pace.publish_every + kStepsMore);
-    while (++pace.publish_every <= kappa_max)
-      if (suffices(pace, terms)) {
-        text += fmt::format(", or publish every {} steps (kappa)", pace.publish_every);
-        break;
-      }
+    const int kappa_max = std::min(request_.staleness_budget + 1,  // check_staleness_budget()
+                                   pace.publish_every + kStepsMore);
+    for (++pace.publish_every; pace.publish_every <= kappa_max; ++pace.publish_every) {
+      if (!suffices(pace, terms)) continue;
+      text += fmt::format(", or publish every {} steps (kappa)", pace.publish_every);
+      break;
+    }
     CapacityTerms older = terms;
-    for (int more = 1; more <= kStepsMore && terms.rule == CapacityRule::kOverlap; ++more) {
+    const bool target_depends_on_s = terms.rule == CapacityRule::kOverlap;
+    for (int more = 1; more <= kStepsMore && target_depends_on_s; ++more) {
       older.staleness_budget = request_.staleness_budget + more;
       if (!suffices(request_.pace, older)) continue;
       text += fmt::format(", or allow S = {}", *older.staleness_budget);
       break;
     }
-    if (const auto target = capacity_target(request_.pace, times, terms)) {  // it is proportional to R
+    if (const auto target = capacity_target(request_.pace, times, terms)) {  // the target is proportional to R
       const double r_max =
           std::floor(request_.pace.rollouts_per_step * rollouts_per_s / target->provisioned_rollouts_per_s);
       if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
@@ -304,7 +310,7 @@ class Planner {
     return text;
   }
 
-  // Reasons against offers, most frequent first.
+  // The most frequent reasons against the refused offers, each with the number of its offers.
   std::string reasons_to_refuse() const {
     constexpr std::size_t kReasonsShown = 3;
     std::map<std::string_view, std::size_t> counts;
@@ -325,7 +331,7 @@ class Planner {
     plan.broadcast_time = assumed_t_b;
     plan.broadcast_time_last = s.times.last();
     plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
-                                                     request_.quorum, request_.paths.regions.ways);
+                                                     request_.quorum, request_.paths.regions.graph);
     plan.converged = has_converged_;
     plan.topology = s.topology;
     plan.chunk = s.chunk;
@@ -336,13 +342,14 @@ class Planner {
     if (s.method == "exact") plan.exact_usd_per_hour = s.set.usd_per_hour;
     plan.lp_bound_usd_per_hour = s.usd_per_hour_min;
     plan.staleness_needed = needed_staleness(request_.pace, assumed_t_b, s.set.rollouts_per_s);
-    double slowest = pool_[s.members.front()].rollouts_per_s, fastest = slowest;
+    double slowest_rate = pool_[s.members.front()].rollouts_per_s, fastest_rate = slowest_rate;
     for (const std::size_t i : s.members) {
-      slowest = std::min(slowest, pool_[i].rollouts_per_s);
-      fastest = std::max(fastest, pool_[i].rollouts_per_s);
+      slowest_rate = std::min(slowest_rate, pool_[i].rollouts_per_s);
+      fastest_rate = std::max(fastest_rate, pool_[i].rollouts_per_s);
     }
     constexpr double kGroupSecondsMax = 1e6;  // so that the Duration cannot overflow
-    const double extra_group_s = request_.group_size / slowest - request_.group_size / fastest;
+    // How much longer the slowest worker needs for a group than the fastest one.
+    const double extra_group_s = request_.group_size / slowest_rate - request_.group_size / fastest_rate;
     const int lag = staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
                                   from_seconds(std::min(kGroupSecondsMax, extra_group_s)));
     plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
@@ -355,6 +362,7 @@ class Planner {
 
   FleetPace pace_of(const Solution& s) const {
     FleetPace fleet;
+    // The learner has sent everything once when the first worker has it.
     fleet.links_busy = s.times.last();
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       const Duration arrival = s.times.time_of(WorkerId{m + 1});
@@ -371,13 +379,17 @@ class Planner {
       PlanRow row;
       row.offer = o;
       row.offer.bid_usd_per_hour = bid_for(request_, o);
-      row.assumed = assumed_of(request_, o);
+      row.assumed = assumed_keys(request_, o);
       return row;
     };
-    std::uint32_t machines = 0, hosts = 0;
-    for (const Candidate& c : pool_) machines = std::max(machines, c.machine), hosts = std::max(hosts, c.host);
-    std::vector<std::vector<std::uint32_t>> occupants_by_machine(machines + 1);
-    std::vector<std::size_t> occupants_by_host(hosts + 1);
+    // Machines and hosts are numbered from 1; 0 stands for none. An occupant is a chosen offer or one for standby.
+    std::uint32_t machine_count = 0, host_count = 0;
+    for (const Candidate& c : pool_) {
+      machine_count = std::max(machine_count, c.machine);
+      host_count = std::max(host_count, c.host);
+    }
+    std::vector<std::vector<std::uint32_t>> occupants_by_machine(machine_count + 1);
+    std::vector<std::size_t> occupants_by_host(host_count + 1);
     plan.rows.reserve(offers_.size());  // they may be many
     const auto occupy = [&](std::size_t i) {
       if (pool_[i].machine) occupants_by_machine[pool_[i].machine].push_back(static_cast<std::uint32_t>(i));
@@ -394,7 +406,7 @@ class Planner {
       return std::nullopt;
     };
     for (const std::size_t i : s.members) occupy(i);
-    std::vector<PlanRow> excluded_rows;  // their offers share a machine or host with a chosen one
+    std::vector<PlanRow> excluded_rows;  // their offers share a machine or host with an occupant
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       PlanRow row = row_of(offer(s.members[m]));
       row.rank = rank_of[s.members[m]];
@@ -412,7 +424,7 @@ class Planner {
     }
     const Candidate& last_member = pool_[s.members.back()];
     for (const std::size_t i : order_) {
-      if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) continue;
+      if (is_chosen(s, i)) continue;
       PlanRow row = row_of(offer(i));
       row.rank = rank_of[i];
       row.cost = cost_of(request_, row.offer, kUsualCopies);
@@ -438,7 +450,7 @@ class Planner {
 
   // Why eligible offer i, which no limit excludes, is not rented. `last_member`: the dearest member per rollout.
   std::string reason_against(std::size_t i, const Solution& s, const Candidate& last_member) const {
-    const auto per_1k = [](const Candidate& c) { return 1000 * c.usd_per_hour / (3600 * c.rollouts_per_s); };
+    const auto per_1k = [](const Candidate& c) { return 1000 * c.usd_per_hour / (kSecondsPerHour * c.rollouts_per_s); };
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target is met without it";
     if (per_1k(pool_[i]) > per_1k(last_member))
@@ -450,14 +462,14 @@ class Planner {
 
   void add_totals(Plan& plan) const {
     for (const PlanRow* row : plan.chosen()) {
-      // If workers are slower than predicted, more of them are rented, and fewer if they are faster.
+      // The run rents fewer workers if they are faster than predicted, and more if they are slower.
       const double usd = *row->cost.usd_per_hour(), uncertainty = row->offer.uncertainty();
       plan.usd_per_hour.expected += usd;
       plan.usd_per_hour.low += usd / (1 + uncertainty);
-      double usd_on_demand = usd;  // a bid may rise to the price on demand
+      double usd_max = usd;  // a bid may rise to the price on demand
       if (row->offer.bid_usd_per_hour && row->offer.gpu_usd_per_hour)
-        usd_on_demand += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
-      plan.usd_per_hour.high += usd_on_demand / (1 - uncertainty);
+        usd_max += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
+      plan.usd_per_hour.high += usd_max / (1 - uncertainty);
       plan.usd_joining += usd_to_join(request_, row->offer);
     }
     plan.replacing = expected_replacement_cost(request_, plan.rows);
@@ -507,14 +519,16 @@ class Planner {
 
   // Notes the sources of the rented machines' throughput, least certain first.
   static void add_note_on_throughput(Plan& plan) {
-    // By negative uncertainty, so that the least certain source is first, and by source.
+    // Keys: the negative uncertainty, so that the least certain source is first, and the source in words.
     std::map<std::pair<double, std::string>, std::set<std::string>> gpus_by_source;
     for (const PlanRow* row : plan.chosen())
       if (!row->offer.rollouts_from.empty())
         gpus_by_source[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
-    for (const auto& [source, gpus] : gpus_by_source)
+    for (const auto& [key, gpus] : gpus_by_source) {
+      const auto& [negative_uncertainty, source] = key;
       plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(gpus, ", "),
-                                       -100 * source.first, source.second));
+                                       -100 * negative_uncertainty, source));
+    }
   }
 
   void add_note_on_losses(Plan& plan) const {
@@ -535,7 +549,7 @@ class Planner {
     // With S below kappa, training is strictly on-policy: the user wants the learner to wait for each policy's
     // rollouts.
     const bool is_on_policy = request_.staleness_budget < request_.pace.publish_every;
-    const bool is_for_comparison = request_.capacity_share != 1;  // such a fleet may be too small on purpose
+    const bool is_for_comparison = request_.capacity_share != 1;  // its fleet may be too small on purpose
     if (plan.staleness_needed > request_.staleness_budget && !is_on_policy && !is_for_comparison)
       return fail(
           Code::kInfeasible, kOperation,
@@ -548,14 +562,19 @@ class Planner {
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
                   "allow a longer step",
                   plan.usd_per_hour.expected, *request_.fleet.usd_per_hour_max);
-    if (const auto run = plan.usd_run(); request_.fleet.usd_max && run && run->expected > *request_.fleet.usd_max)
+    if (const auto run_usd = plan.usd_run();
+        request_.fleet.usd_max && run_usd && run_usd->expected > *request_.fleet.usd_max)
       return fail(Code::kInfeasible, kOperation,
                   "the run would cost ${:.2f} in {}, and the budget is ${:.2f}: raise the budget or run fewer steps",
-                  run->expected, to_text(*request_.run_time), *request_.fleet.usd_max);
+                  run_usd->expected, to_text(*request_.run_time), *request_.fleet.usd_max);
     return ok();
   }
 
   const Offer& offer(std::size_t eligible_index) const { return offers_[eligible_[eligible_index]]; }
+
+  static bool is_chosen(const Solution& s, std::size_t eligible_index) {  // `chosen` is ascending
+    return std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), eligible_index);
+  }
 
   const PlanRequest& request_;
   std::span<const Offer> offers_;
@@ -573,7 +592,8 @@ std::string_view to_string(Pricing pricing) { return pricing == Pricing::kBid ? 
 
 std::optional<double> PlanRow::usd_per_1k_rollouts() const {
   const auto usd = cost.usd_per_hour();
-  return usd && offer.rollouts_per_s > 0 ? std::optional(1000 * *usd / (3600 * offer.rollouts_per_s)) : std::nullopt;
+  return usd && offer.rollouts_per_s > 0 ? std::optional(1000 * *usd / (kSecondsPerHour * offer.rollouts_per_s))
+                                         : std::nullopt;
 }
 
 std::vector<const PlanRow*> Plan::chosen() const {
@@ -583,13 +603,13 @@ std::vector<const PlanRow*> Plan::chosen() const {
   return chosen_rows;
 }
 
-Spend Plan::rollouts_range() const {
-  Spend range{.low = 0, .expected = rollouts_per_s, .high = 0};
+Estimate Plan::rollouts_per_s_estimate() const {
+  Estimate rate{.low = 0, .expected = rollouts_per_s, .high = 0};
   for (const PlanRow* row : chosen()) {
-    range.low += row->offer.rollouts_per_s * (1 - row->offer.uncertainty());
-    range.high += row->offer.rollouts_per_s * (1 + row->offer.uncertainty());
+    rate.low += row->offer.rollouts_per_s * (1 - row->offer.uncertainty());
+    rate.high += row->offer.rollouts_per_s * (1 + row->offer.uncertainty());
   }
-  return range;
+  return rate;
 }
 
 const PlanRow* Plan::row_of(std::string_view offer) const {
@@ -597,28 +617,28 @@ const PlanRow* Plan::row_of(std::string_view offer) const {
   return it == rows.end() ? nullptr : &*it;
 }
 
-std::optional<Spend> Plan::usd_fleet() const {
+std::optional<Estimate> Plan::usd_fleet() const {
   if (!request.run_time) return std::nullopt;
-  const double hours = seconds(*request.run_time) / 3600;
-  const Spend once{.low = usd_joining + replacing.usd.low,
-                   .expected = usd_joining + replacing.usd.expected,
-                   .high = usd_joining + replacing.usd.high};
-  return Spend{.low = hours * usd_per_hour.low + once.low,
-               .expected = hours * usd_per_hour.expected + once.expected,
-               .high = hours * usd_per_hour.high + once.high};
+  const double hours = seconds(*request.run_time) / kSecondsPerHour;
+  const Estimate once{.low = usd_joining + replacing.usd.low,
+                      .expected = usd_joining + replacing.usd.expected,
+                      .high = usd_joining + replacing.usd.high};
+  return Estimate{.low = hours * usd_per_hour.low + once.low,
+                  .expected = hours * usd_per_hour.expected + once.expected,
+                  .high = hours * usd_per_hour.high + once.high};
 }
 
-std::optional<Spend> Plan::usd_run() const {
-  std::optional<Spend> spend = usd_fleet();
-  if (!spend) return spend;
-  const double learner_usd = seconds(*request.run_time) / 3600 * request.learner_usd_per_hour.value_or(0);
-  return Spend{
-      .low = spend->low + learner_usd, .expected = spend->expected + learner_usd, .high = spend->high + learner_usd};
+std::optional<Estimate> Plan::usd_run() const {
+  const std::optional<Estimate> fleet = usd_fleet();
+  if (!fleet) return fleet;
+  const double learner_usd = seconds(*request.run_time) / kSecondsPerHour * request.learner_usd_per_hour.value_or(0);
+  return Estimate{
+      .low = fleet->low + learner_usd, .expected = fleet->expected + learner_usd, .high = fleet->high + learner_usd};
 }
 
 std::optional<double> Plan::usd_run_with_waiting() const {
   if (!request.run_time || !idle_fraction || *idle_fraction >= 1) return std::nullopt;
-  const double hours = seconds(*request.run_time) / (1 - *idle_fraction) / 3600;
+  const double hours = seconds(*request.run_time) / (1 - *idle_fraction) / kSecondsPerHour;
   return hours * (usd_per_hour.expected + request.learner_usd_per_hour.value_or(0)) + usd_joining +
          replacing.usd.expected / (1 - *idle_fraction);
 }

@@ -28,8 +28,8 @@ struct FleetPace {
   };
   std::vector<Worker> workers;  // at least one
   Duration links_busy{};        // how long one publication occupies the learner's links
-  // A worker holds at least `groups_at_once` groups. A fast worker holds more: the current group and all that it
-  // completes within `work_ahead`.
+  // A worker holds at least `groups_at_once` groups. A fast worker holds more: the group that it generates now, and all
+  // groups that it can complete within `work_ahead`.
   std::uint32_t groups_at_once = 2;
   Duration work_ahead{};
 };
@@ -38,15 +38,16 @@ struct PlanRequest {
   LearnerPace pace;  // R: rollouts per step; kappa: steps per publication; T: time of a step
   // S: the highest allowed age of a rollout's policy in training, in learner steps.
   int staleness_budget = 2;
-  int lookahead = 0;  // batches of work given to workers beyond the one in training
+  int lookahead = 0;  // batches of work that workers may hold, besides the batch in training
   // The replay buffer's rule: returns the highest age of a rollout in training. `lag`: the steps that pass while slow
-  // workers wait for a policy or finish a group (staleness_lag()). Absent, as in a plan that is read from a file: the
+  // workers wait for a policy or finish a group (staleness_lag()). Empty, as in a plan that is read from a file: the
   // highest age is S.
   std::function<int(int lag)> staleness_worst;
-  // The share of its time that the learner waits with this fleet, by the replay buffer's rules. Absent: not predicted.
+  // Returns the share of its time that the learner waits with this fleet, by the replay buffer's rules. Empty: the
+  // share is not predicted.
   std::function<double(const PlanRequest&, const FleetPace&)> predict_idle;
-  double group_size = 1;             // rollouts that a worker generates as a unit; a real number, as rates are
-  std::optional<Duration> run_time;  // for all steps
+  double group_size = 1;                       // rollouts that a worker generates as a unit; a whole number
+  std::optional<Duration> run_time;            // for all steps
   std::optional<double> learner_usd_per_hour;  // price of the learner's own machine; absent: not stated
 
   Bytes delta_bytes;   // size of one publication
@@ -99,10 +100,10 @@ struct PlanRow {
   std::optional<double> usd_per_1k_rollouts() const;
 };
 
-// Dollars: the expected amount, and bounds for the fleet that a run would rent as it adapts to measurements. The bounds
-// assume workers that are faster or slower than predicted by Offer::uncertainty, bids that rise to the price on demand,
-// and the fewest or most machine losses.
-struct Spend {
+// An expected value with bounds. The bounds of dollars are those of the fleet that a run would rent as it adapts to
+// measurements. They assume workers that are faster or slower than predicted by Offer::uncertainty, bids that rise to
+// the price on demand, and the fewest or most machine losses.
+struct Estimate {
   double low = 0, expected = 0, high = 0;
 };
 
@@ -110,7 +111,7 @@ struct Spend {
 // meanwhile.
 struct ReplacementCost {
   double losses = 0;  // expected number
-  Spend usd;
+  Estimate usd;
 };
 
 // The source of the offers.
@@ -122,26 +123,26 @@ struct Market {
 
 struct Plan {
   PlanRequest request;
-  Market market;
+  Market market;  // set by the caller of make_plan()
   CapacityTarget target;
-  Duration broadcast_time{};       // T_b with which the target was computed
-  Duration broadcast_time_last{};  // until every worker has the publication
-  Duration broadcast_lower_bound{};
+  Duration broadcast_time{};         // T_b with which the target was computed
+  Duration broadcast_time_last{};    // until every worker has the publication
+  Duration broadcast_lower_bound{};  // no topology has a shorter T_b
   bool converged = true;             // the set's topology has the T_b for which the set was chosen
-  std::vector<PlanRow> rows;         // all offers: chosen ones by rank, others by rank, ineligible ones
+  std::vector<PlanRow> rows;         // all offers: first the chosen ones by rank, ineligible ones last
   std::uint64_t rows_left_out = 0;   // offers that the plan file lacks, if the plan was read from a file
   std::vector<std::string> standby;  // offers to rent next, best first
   Bytes chunk;                       // chunk size of the predicted T_b
   chains::Topology topology;         // connects the chosen rows' workers
   double rollouts_per_s = 0;         // sum over the chosen offers
-  Spend usd_per_hour;                // what the whole fleet costs
+  Estimate usd_per_hour;             // cost of the whole fleet
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
   ReplacementCost replacing;         // over the run; empty without a run time
-  std::string method;                // "exact": no set is cheaper; "bounded": the bound says by how much at most
-  // Costs that the search compared. In them, every worker forwards each publication once.
+  std::string method;                // "exact": no set is cheaper; "bounded": `lp_bound_usd_per_hour` limits the excess
+  // Costs that the search compared, as if every worker forwarded each publication once.
   double chosen_usd_per_hour = 0;            // of the chosen set
-  double greedy_usd_per_hour = 0;            // of the first offers by price per rollout that reach the target
-  double lp_bound_usd_per_hour = 0;          // a lower bound for all sets within the limits
+  double greedy_usd_per_hour = 0;            // of AllocationSearch's prefix, the simplest set that reaches the target
+  double lp_bound_usd_per_hour = 0;          // no set within the limits costs less
   std::optional<double> exact_usd_per_hour;  // of the cheapest set, if it is known
   int staleness_needed = 0;                  // least budget with which the learner never waits
   int staleness_worst = 0;                   // highest age of a rollout in training
@@ -149,12 +150,13 @@ struct Plan {
   std::vector<std::string> notes;            // remarks for the reader, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
-  Spend rollouts_range() const;  // of `rollouts_per_s`, if all workers were slower or faster than predicted
+  // `rollouts_per_s`, with bounds for a fleet whose workers are all slower or all faster than predicted.
+  Estimate rollouts_per_s_estimate() const;
   const PlanRow* row_of(std::string_view offer) const;  // null for an unknown id
   // Cost of the fleet over `run_time`, including joining and replacing; usd_run() adds the learner if its price is
   // stated. Absent without a run time.
-  std::optional<Spend> usd_fleet() const;
-  std::optional<Spend> usd_run() const;
+  std::optional<Estimate> usd_fleet() const;
+  std::optional<Estimate> usd_run() const;
   // Expected cost of the run if each step takes longer by the predicted waiting. Absent without a run time or
   // prediction.
   std::optional<double> usd_run_with_waiting() const;
@@ -164,8 +166,8 @@ struct Plan {
   // Reads the output of to_json(); kInvalid with the missing or wrong field.
   static Result<Plan> from_json(const nlohmann::json& json);
   // Text for users: header lines, the rented offers with cumulative rollouts/s, and the first other offers with
-  // reasons. ASCII. `now_unix_s`: for the age of the offers. `columns`, at least 40: the screen's width; lines are
-  // folded and tables drop columns. Tables take at most 80 columns.
+  // reasons. ASCII. `now_unix_s`: for the age of the offers. `columns`, at least 40: the screen's width, at which
+  // lines are folded; tables leave columns out and take at most 80.
   std::string to_table(std::optional<double> now_unix_s = {}, std::optional<std::size_t> columns = {}) const;
   // The topology for Graphviz.
   std::string to_dot() const;
@@ -173,17 +175,17 @@ struct Plan {
 
 inline constexpr std::size_t kRowsWritten = 2000;
 
-// Reads a plan.json. kNotFound or kIo if that fails, kInvalid if it is not a plan of this version. `document` receives
-// the whole JSON value.
+// Reads a plan.json. kNotFound or kIo if the file cannot be read, kInvalid if it is not a plan of this version.
+// `document` receives the whole JSON value.
 Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document = nullptr);
 
 // Why an offer cannot be rented under a request, whatever else is rented; absent if it can.
 std::optional<std::string> ineligibility_reason(const PlanRequest& request, const Offer& offer);
 
 // Chooses a set for the capacity M* (provisioner/capacity.hpp), which depends on the set's own T_b. So the search
-// repeats set -> topology -> T_b -> M* -> set until nothing changes. If that does not converge, it keeps the smallest
-// T_b that its own set meets, adds a note and clears `converged`. kInvalid for a request out of range; kInfeasible,
-// with remedies, if no T_b, pool, budget, worker limit or staleness budget allows a plan.
+// repeats set -> topology -> T_b -> M* -> set until nothing changes. If that does not converge, it raises the assumed
+// T_b until the set for it is no slower, adds a note and clears `converged`. kInvalid for a request out of range;
+// kInfeasible, with remedies, if no T_b, pool, budget, worker limit or staleness budget allows a plan.
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers);
 
 }  // namespace echoline::provisioner

@@ -9,8 +9,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kTextBytesMax = 4096;
-constexpr std::size_t kListMax = 100'000;
-constexpr double kSecondsMax = 1e10;
+constexpr std::size_t kListMax = 100'000;  // values
+constexpr double kSecondsMax = 1e10;       // also the bound of a number of days
 
 bool is_text(const json& j) { return j.is_string() && j.get_ref<const std::string&>().size() <= kTextBytesMax; }
 
@@ -30,14 +30,16 @@ const json* PlanReader::find_number(const char* key, double least, double most, 
   }
   const double value = j->get<double>();
   const bool has_wrong_fraction = is_whole && value != std::floor(value);
-  if (value >= least && value <= most && !has_wrong_fraction) return j;
+  const bool is_in_range = value >= least && value <= most;
+  if (is_in_range && !has_wrong_fraction) return j;
   record_problem(key, fmt::format("a {}number of {} to {}", has_wrong_fraction ? "whole " : "", least, most), *j);
   return nullptr;
 }
 
 void PlanReader::rate(const char* key, std::optional<BitRate>& value) const {
   std::optional<double> mbit_per_s;
-  optional(key, mbit_per_s, 1e-6, 1e9);
+  constexpr double kMbitLeast = 1e-6, kMbitMost = 1e9;
+  optional(key, mbit_per_s, kMbitLeast, kMbitMost);
   if (mbit_per_s) value = BitRate::from_mbit_per_s(*mbit_per_s);
 }
 void PlanReader::rate(const char* key, BitRate& value) const {
@@ -83,7 +85,7 @@ void PlanReader::gpus(const char* key, std::vector<int>& value) const {
   const json* j = find_list(key);
   if (!j) return;
   for (const json& id : *j) {
-    if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > 1024)
+    if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > kGpusMax)
       return record_problem(key, "numbers of GPUs", id);
     value.push_back(id.get<int>());
   }
@@ -92,7 +94,7 @@ void PlanReader::gpus(const char* key, std::vector<int>& value) const {
 PlanReader PlanReader::section(const char* key) const {
   static const json kEmpty = json::object();
   const json* j = find(key);
-  return PlanReader(j ? *j : kEmpty, place(key), problem_);
+  return PlanReader(j ? *j : kEmpty, path_of(key), problem_);
 }
 
 const json* PlanReader::find_list(const char* key) const {
@@ -109,20 +111,21 @@ bool PlanReader::is_absent(const char* key) const {
 
 void PlanReader::record_problem(const char* key, const std::string& expected, const json& found) const {
   if (!problem_.empty()) return;
-  const std::string text =
-      found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);
-  problem_ = fmt::format("{}: expected {}, found {}", place(key), expected, excerpt(text));
+  const std::string text = found.is_structured()
+                               ? found.type_name()
+                               : found.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
+  problem_ = fmt::format("{}: expected {}, found {}", path_of(key), expected, excerpt(text));
 }
 
 const json* PlanReader::find(const char* key) const {
   if (!object_.is_object()) return nullptr;
   const auto it = object_.find(key);
   if (it != object_.end()) return &*it;
-  if (problem_.empty()) problem_ = fmt::format("{}: it is missing", place(key));
+  if (problem_.empty()) problem_ = fmt::format("{}: it is missing", path_of(key));
   return nullptr;
 }
 
-std::string PlanReader::place(std::string_view key) const {
+std::string PlanReader::path_of(std::string_view key) const {
   if (key.empty()) return path_.empty() ? "the file" : path_;
   return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
 }

@@ -17,7 +17,7 @@
 
 namespace echoline::provisioner {
 
-// Rounds to 12 digits. A number of at most 12 digits is the same after it is written and read.
+// Rounds to 12 digits. So a number of at most 12 digits is the same after a change of unit, writing and reading.
 inline double rounded(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
 template <class T>
@@ -31,15 +31,15 @@ class PlanWriter {
   explicit PlanWriter(nlohmann::json& object) : object_(object) { object_ = nlohmann::json::object(); }
 
   template <class T>
-  void number(const char* key, const T& value, double, double) {
+  void number(const char* key, const T& value, double /*least*/, double /*most*/) {
     object_[key] = value;
   }
   template <class T>
-  void number_or_null(const char* key, const T& value, double, double) {
+  void number_or_null(const char* key, const T& value, double /*least*/, double /*most*/) {
     object_[key] = value > 0 ? nlohmann::json(value) : nlohmann::json();
   }
   template <class T>
-  void optional(const char* key, const std::optional<T>& value, double = 0, double = 0) {
+  void optional(const char* key, const std::optional<T>& value, double /*least*/ = 0, double /*most*/ = 0) {
     object_[key] = or_null(value);
   }
   void worker(const char* key, const std::optional<WorkerId>& id) {
@@ -69,14 +69,14 @@ class PlanWriter {
   void choice(const char* key, const E& value, std::initializer_list<E>) {
     object_[key] = to_string(value);
   }
-  bool has(const char*) const { return true; }
+  bool has(const char*) const { return true; }  // writes every field
   PlanWriter section(const char* key) { return PlanWriter(object_[key]); }
 
  private:
   nlohmann::json& object_;
 };
 
-// Reads fields of an object. Keeps the first problem and leaves the fields with problems unchanged.
+// Reads fields of an object. Sets `problem` to the first problem; a value with a problem stays unchanged.
 class PlanReader {
  public:
   PlanReader(const nlohmann::json& object, std::string path, std::string& problem);
@@ -130,29 +130,30 @@ class PlanReader {
       }
     record_problem(key, "one of its names", nlohmann::json(name));
   }
-  bool has(const char* key) const { return !is_absent(key); }
+  bool has(const char* key) const { return !is_absent(key); }  // plans of earlier versions lack some
   PlanReader section(const char* key) const;
 
+  // Null, with a problem, if the value is missing or no list.
   const nlohmann::json* find_list(const char* key) const;
   // Whether the key is missing or null.
   bool is_absent(const char* key) const;
-  // Records a problem with the key's value.
+  // Records a problem with the key's value, unless there is an earlier one.
   void record_problem(const char* key, const std::string& expected, const nlohmann::json& found) const;
 
  private:
   // Null if the value is missing or invalid.
   const nlohmann::json* find_number(const char* key, double least, double most, bool is_whole) const;
   const nlohmann::json* find(const char* key) const;
-  std::string place(std::string_view key) const;
+  std::string path_of(std::string_view key) const;
 
   const nlohmann::json& object_;
-  std::string path_;
+  std::string path_;  // of the object in the file, such as "header.assume"; "": the file
   std::string& problem_;
 };
 
-// In plan_topology_json.cpp: the topology, and the regions (`region`, `regions` and `ways` of the header).
+// In plan_topology_json.cpp: the topology, and the keys `region`, `regions` and `ways` of the header.
 nlohmann::json topology_json(const chains::Topology& topology);
-void read_topology(const PlanReader& reader, std::size_t workers, chains::Topology& topology);
+void read_topology(const PlanReader& reader, std::size_t worker_count, chains::Topology& topology);
 void write_regions(nlohmann::json& header, const RegionMap& map);
 void read_regions(const PlanReader& reader, RegionMap& map);
 

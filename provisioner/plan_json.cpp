@@ -14,9 +14,11 @@ using nlohmann::json;
 
 constexpr int kSchemaVersion = 5;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
-constexpr double kNumberMax = 1e12;  // of amounts and rates
+constexpr double kNumberMax = 1e12;  // greatest accepted amount or rate
 
-// ---- both directions: F is PlanWriter or PlanReader. PlanWriter takes a const Request, Row or P ----
+// ---- both directions: F is PlanWriter, with a const Request, Row or PlanType, or PlanReader ----
+
+// The two numbers after a value are the least and the greatest that PlanReader accepts.
 
 template <class F, class Request>
 void request_fields(F&& fields, Request& request) {
@@ -52,7 +54,7 @@ void request_fields(F&& fields, Request& request) {
   fields.optional("reliability_min", request.fleet.reliability_min, 0, 1);
   fields.days("duration_days_min", request.fleet.duration_min);
   fields.rate("up_mbit_per_s_min", request.fleet.up_min);
-  fields.texts("keep", request.keep);  // offers that stay rented at any price
+  fields.texts("keep", request.keep);
   auto&& assume_fields = fields.section("assume");
   auto& assume = request.fleet.assume;
   assume_fields.optional("storage_usd_per_hour", assume.storage_usd_per_hour);
@@ -123,7 +125,7 @@ void row_fields(F&& fields, Row& row) {
   fields.optional("losses_per_hour", row.losses_per_hour);
   fields.optional("dlperf", offer.dlperf);
   fields.optional("on_demand_usd_per_hour",
-                  offer.gpu_usd_per_hour);  // listed by the provider; row.cost.gpu may be a bid
+                  offer.gpu_usd_per_hour);  // the listed price; row.cost.gpu may be a bid
   fields.optional("bid_usd_per_hour", offer.bid_usd_per_hour);
   fields.optional("bid_usd_per_hour_min", offer.bid_usd_per_hour_min);
   fields.optional("disk_usd_per_hour", offer.storage_usd_per_hour);
@@ -135,8 +137,8 @@ void row_fields(F&& fields, Row& row) {
 }
 
 // All fields but offers, standby and topology.
-template <class F, class P>
-void plan_fields(F&& fields, P& plan) {
+template <class F, class PlanType>
+void plan_fields(F&& fields, PlanType& plan) {
   auto&& market = fields.section("market");
   market.text("source", plan.market.source);
   market.text("format", plan.market.format);
@@ -185,10 +187,10 @@ json row_json(const PlanRow& row) {
   return out;
 }
 
-void write_spend(json& out, const std::string& name, const std::optional<Spend>& spend) {
-  out[name + "_low"] = spend ? json(spend->low) : json();
-  out[name] = spend ? json(spend->expected) : json();
-  out[name + "_high"] = spend ? json(spend->high) : json();
+void write_estimate(json& out, const std::string& name, const std::optional<Estimate>& estimate) {
+  out[name + "_low"] = estimate ? json(estimate->low) : json();
+  out[name] = estimate ? json(estimate->expected) : json();
+  out[name + "_high"] = estimate ? json(estimate->high) : json();
 }
 
 // ---- reading ----
@@ -205,7 +207,8 @@ std::string contradiction(const Plan& plan) {
     if (row.chosen != row.worker.has_value())
       return fmt::format("offer '{}': a rented offer has a worker, others have none", row.offer.id);
     if (!row.chosen) continue;
-    if (row.worker->value != ++chosen_count)
+    ++chosen_count;  // chosen rows have the workers 1 to n in order
+    if (row.worker->value != chosen_count)
       return fmt::format("offer '{}': expected worker {}", row.offer.id, chosen_count);
     if (!(row.offer.rollouts_per_s > 0) || !row.cost.usd_per_hour())
       return fmt::format("offer '{}': it is rented, but its throughput or price is unknown", row.offer.id);
@@ -233,20 +236,22 @@ nlohmann::json Plan::to_json() const {
 
   json& totals = out["totals"];
   totals["workers"] = topology.size();
-  totals["rollouts_per_s_low"] = rollouts_range().low;
-  totals["rollouts_per_s_high"] = rollouts_range().high;
+  const Estimate rate = rollouts_per_s_estimate();
+  totals["rollouts_per_s_low"] = rate.low;
+  totals["rollouts_per_s_high"] = rate.high;
   totals["usd_per_1k_rollouts"] = 1000 * usd_per_hour.expected / (3600 * rollouts_per_s);
-  write_spend(totals, "fleet_usd", usd_fleet());
-  write_spend(totals, "run_usd", usd_run());
+  write_estimate(totals, "fleet_usd", usd_fleet());
+  write_estimate(totals, "run_usd", usd_run());
   out["staleness"]["bound_by"] = staleness_bound_by(*this);
   out["staleness"]["budget"] = request.staleness_budget;
 
+  // The topology has the rented offers' workers, so rows_written >= topology.size().
   const std::size_t rows_written = std::min(rows.size(), std::max(kRowsWritten, topology.size()));
   json& offers = out["offers"] = json::array();
   json& standby_ids = out["standby"] = json::array();
   for (std::size_t i = 0; i < rows_written; ++i) offers.push_back(row_json(rows[i]));
-  // After the rented offers, `rows` and `standby` have the same order. Writes only standby offers whose rows are
-  // written.
+  // The standby offers' rows follow those of the rented offers, in the order of `standby`. Writes only standby offers
+  // whose rows are written.
   const std::size_t standby_max = rows_written - topology.size();
   for (std::size_t i = 0; i < standby.size() && i < standby_max; ++i) standby_ids.push_back(standby[i]);
   out["offers_left_out"] = rows_left_out + rows.size() - rows_written;

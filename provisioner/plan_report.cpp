@@ -11,9 +11,10 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kOthersShown = 40;  // offers in the table that are not rented
+constexpr std::size_t kOthersShown = 40;               // offers in the table that are not rented
+constexpr std::size_t kWidthMin = 40, kWidthMax = 80;  // of tables, in characters
 
-// Returns at most `width` printable ASCII characters of the text. A shortened text ends in '~'; "-" if it is empty.
+// Returns at most `width` printable ASCII characters of the text. A shortened text ends in '~'. "-" for an empty text.
 std::string cut(std::string_view text, std::size_t width) {
   std::string out;
   for (const char c : text) out += c >= ' ' && c <= '~' ? c : '?';
@@ -23,7 +24,7 @@ std::string cut(std::string_view text, std::size_t width) {
 
 std::string usd_text(const std::optional<double>& usd) { return usd ? fmt::format("{:.4f}", *usd) : "?"; }
 
-// Significant digits instead of decimals, because rollouts cost small fractions of a cent.
+// With significant digits instead of decimals, because rollouts cost small fractions of a cent.
 std::string per_1k_text(const PlanRow& row) {
   const auto usd = row.usd_per_1k_rollouts();
   return usd ? fmt::format("{:.3g}", *usd) : "?";
@@ -45,18 +46,18 @@ std::string number_text(const std::optional<double>& value, const char* spec) {
 }
 
 // "$0.5100 ($0.4080 to $0.6800)"
-std::string range_text(const Spend& spend, int decimals) {
+std::string usd_range_text(const Estimate& estimate, int decimals) {
   const double smallest_amount = std::pow(10.0, -decimals);
-  const auto usd = [&](double amount) {
+  const auto text = [&](double amount) {
     const bool rounds_to_zero = amount > 0 && amount < smallest_amount / 2;
     return rounds_to_zero ? fmt::format("under ${:.{}f}", smallest_amount, decimals)
                           : fmt::format("${:.{}f}", amount, decimals);
   };
-  if (spend.high - spend.low < smallest_amount / 2) return usd(spend.expected);
-  return fmt::format("{} ({} to {})", usd(spend.expected), usd(spend.low), usd(spend.high));
+  if (estimate.high - estimate.low < smallest_amount / 2) return text(estimate.expected);
+  return fmt::format("{} ({} to {})", text(estimate.expected), text(estimate.low), text(estimate.high));
 }
 
-// In the largest unit of which the age has at least two.
+// The age in the largest unit that gives a number of at least 2.
 std::string age_text(double age_s) {
   constexpr double kMinute = 60, kHour = 3600;
   if (age_s < 2 * kMinute) return fmt::format("{:.0f} s", std::max(0.0, age_s));
@@ -120,23 +121,24 @@ std::string others_table(const Plan& plan, std::size_t columns) {
                {.title = "$/h", .right_aligned = true},
                {.title = "$/1k", .right_aligned = true, .drop_rank = 1},
                {.title = "why not"}});
-  std::size_t row_count = 0;  // offers that are not chosen, shown or not
+  constexpr std::size_t kReasonMin = 20, kOtherColumnsMax = 38;  // characters
+  const std::size_t reason_max = std::max(kReasonMin, columns - kOtherColumnsMax);
+  std::size_t other_count = 0;  // offers that are not chosen, shown or not
   for (const PlanRow& row : plan.rows) {
-    if (row.chosen || ++row_count > kOthersShown) continue;
+    if (row.chosen || ++other_count > kOthersShown) continue;
     table.add_row({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
-                   usd_text(row.cost.usd_per_hour()), per_1k_text(row),
-                   cut(row.reason, std::max<std::size_t>(20, columns - 38))});  // the other columns take up to 38
+                   usd_text(row.cost.usd_per_hour()), per_1k_text(row), cut(row.reason, reason_max)});
   }
-  if (row_count <= kOthersShown) return table.to_text(columns);
-  return table.to_text(columns) + fmt::format("and {} more: --explain OFFER says more\n", row_count - kOthersShown);
+  if (other_count <= kOthersShown) return table.to_text(columns);
+  return table.to_text(columns) + fmt::format("and {} more: --explain OFFER says more\n", other_count - kOthersShown);
 }
 
 }  // namespace
 
 std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::size_t> columns) const {
   // Tables use `width`; other text is folded at `columns`.
-  const std::size_t width = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
-  const auto percent_above = [&](double base) { return base > 0 ? 100 * (chosen_usd_per_hour / base - 1) : 0; };
+  const std::size_t width = std::clamp(columns.value_or(kWidthMax), kWidthMin, kWidthMax);
+  const auto percent_above = [&](double bound) { return bound > 0 ? 100 * (chosen_usd_per_hour / bound - 1) : 0; };
   std::string out;
   const auto line = [&](const std::string& text) { out += folded(text, columns) + '\n'; };
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
@@ -154,22 +156,23 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                      now_unix_s && market.recorded_unix_s
                          ? fmt::format(", {} old", age_text(*now_unix_s - *market.recorded_unix_s))
                          : ""));
-  const Spend rates = rollouts_range();  // rollouts/s: least, expected and most
-  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rates.expected, rates.low,
-                   rates.high, topology.size(), rows.size() + rows_left_out,
+  const Estimate rate = rollouts_per_s_estimate();
+  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low,
+                   rate.high, topology.size(), rows.size() + rows_left_out,
                    request.fleet.pricing == Pricing::kBid ? ", by bids" : ""));
-  line(fmt::format("fleet: {} per hour", range_text(usd_per_hour, 4)));
+  line(fmt::format("fleet: {} per hour", usd_range_text(usd_per_hour, /*decimals=*/4)));
   line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts",
-                   range_text({usd_joining, usd_joining, usd_joining}, 4),
+                   usd_range_text({.low = usd_joining, .expected = usd_joining, .high = usd_joining}, /*decimals=*/4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));
   constexpr double kHalfCent = 0.005;  // smaller costs are not worth a line
   if (replacing.usd.high >= kHalfCent)
-    line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range_text(replacing.usd, 4)));
+    line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses,
+                     usd_range_text(replacing.usd, /*decimals=*/4)));
   line(fmt::format("learner: {} per hour",
                    request.learner_usd_per_hour ? fmt::format("${:.4f}", *request.learner_usd_per_hour) : "$?"));
   if (idle_fraction) line(fmt::format("learner: waits {:.1f} % of its time for rollouts (idle)", 100 * *idle_fraction));
-  if (const auto spend = usd_run())
-    line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range_text(*spend, 2),
+  if (const auto usd = usd_run())
+    line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), usd_range_text(*usd, /*decimals=*/2),
                      request.learner_usd_per_hour ? "" : " and the learner"));
   line(fmt::format("search: {}", method == "exact"
                                      ? "no set of these offers is cheaper within the limits"

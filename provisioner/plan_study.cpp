@@ -20,21 +20,27 @@ using nlohmann::json;
 constexpr int kPriceSteps = 14;           // halvings of the interval in which a price limit lies
 constexpr double kPriceMultipleMax = 16;  // an offer that is rented at this multiple of its price has no price limit
 constexpr double kPriceMin = 0.01;        // $ per hour, so that a free offer also has a price to multiply
-constexpr std::size_t kSuggestedIdsMax = 5000;
+constexpr std::size_t kSuggestedIdsMax = 5000;  // ids that a misspelt id is compared with
+
+// Characters in a line of a table, on a screen of this width or an unknown one.
+std::size_t table_width(std::optional<std::size_t> columns) {
+  constexpr std::size_t kWidthMin = 40, kWidthMax = 80;
+  return std::clamp(columns.value_or(kWidthMax), kWidthMin, kWidthMax);
+}
 
 std::string usd(const std::optional<double>& value) { return value ? fmt::format("${:.4f}", *value) : "?"; }
 
 // Whether the plan would rent the offer for this rent. Changes `offers`, and restores it before it returns.
 bool is_rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
   Offer& offer = offers[index];
-  const auto on_demand_before = offer.gpu_usd_per_hour, bid_before = offer.bid_usd_per_hour_min;
+  const auto on_demand_before = offer.gpu_usd_per_hour, bid_min_before = offer.bid_usd_per_hour_min;
   if (request.fleet.pricing == Pricing::kBid)
     offer.bid_usd_per_hour_min = usd_per_hour / (1 + request.fleet.bid_over_min);
   else
     offer.gpu_usd_per_hour = usd_per_hour;
   const auto plan = make_plan(request, offers);
   offer.gpu_usd_per_hour = on_demand_before;
-  offer.bid_usd_per_hour_min = bid_before;
+  offer.bid_usd_per_hour_min = bid_min_before;
   if (!plan) return false;
   const PlanRow* row = plan->row_of(offer.id);
   return row && row->chosen;
@@ -47,24 +53,29 @@ std::optional<double> price_limit(const Plan& plan, std::span<const Offer> offer
   std::vector<Offer> pool(offers.begin(), offers.end());
   PlanRequest request = plan.request;
   request.predict_idle = nullptr;  // the choice does not depend on it
+  // After the two checks below, the offer is rented at `low` and not at `high`.
   double low = row.chosen ? *row.cost.gpu : 0;
   double high = row.chosen ? std::max(kPriceMin, *row.cost.gpu) * kPriceMultipleMax : *row.cost.gpu;
   if (!row.chosen && !is_rented_at(request, pool, index, 0)) return std::nullopt;
   if (row.chosen && is_rented_at(request, pool, index, high)) return high;
   for (int i = 0; i < kPriceSteps; ++i) {
     const double middle = (low + high) / 2;
-    (is_rented_at(request, pool, index, middle) ? low : high) = middle;
+    if (is_rented_at(request, pool, index, middle))
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
 
-// Appends the lines about the offer's price and its parts.
+// Appends the lines about the parts of the offer's price, and their sum.
 void add_price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>& lines) {
   const PlanRequest& request = plan.request;
   const Offer& o = row.offer;
-  const double publications_per_hour = 3600 / (request.pace.publish_every * seconds(request.pace.step_time));
-  const double gb_per_hour = static_cast<double>(request.delta_bytes.count) / 1e9 * publications_per_hour;
-  const double copies = row.worker ? plan.topology.copies_sent_by(*row.worker) : 1;
+  constexpr double kSecondsPerHour = 3600, kBytesPerGb = 1e9;
+  const double publications_per_hour = kSecondsPerHour / (request.pace.publish_every * seconds(request.pace.step_time));
+  const double gb_per_hour = static_cast<double>(request.delta_bytes.count) / kBytesPerGb * publications_per_hour;
+  const double copies = row.worker ? plan.topology.copies_sent_by(*row.worker) : 1;  // of each publication
   const auto price = [&](const std::optional<double>& stated, const std::optional<double>& assumed) {
     return stated    ? fmt::format("${:.4g}/GB", *stated)
            : assumed ? fmt::format("${:.4g}/GB (assumed)", *assumed)
@@ -169,7 +180,8 @@ std::vector<IdlePoint> idle_curve(const PlanRequest& base, std::span<const Offer
                     .usd_run = plan->usd_run_with_waiting()};
     // Several shares can lead to the same fleet. One point of it is kept: the plan's own (share 1), or else the first.
     const bool repeats = !curve.empty() && curve.back().rollouts_per_s == point.rollouts_per_s;
-    if (repeats && share != 1) continue;
+    const bool is_own_plan = share == 1;
+    if (repeats && !is_own_plan) continue;
     if (repeats) curve.pop_back();
     curve.push_back(point);
   }
@@ -204,7 +216,7 @@ std::string idle_curve_table(const std::vector<IdlePoint>& curve, std::optional<
                    fmt::format("{:.4g}", point.rollouts_per_s), fmt::format("{:.4f}", point.usd_per_hour),
                    point.idle_fraction ? fmt::format("{:.1f} %", 100 * *point.idle_fraction) : "?",
                    point.usd_run ? fmt::format("{:.2f}", *point.usd_run) : "?", point.share == 1 ? "the plan" : ""});
-  return table.to_text(std::clamp<std::size_t>(columns.value_or(80), 40, 80));
+  return table.to_text(table_width(columns));
 }
 
 std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer> offers) {
@@ -231,7 +243,8 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
     r.lookahead = r.lookahead == r.staleness_budget ? budget : std::min(r.lookahead, budget);
     r.staleness_budget = budget;
   };
-  if (s > kappa - 1) vary(fmt::format("S {}", s - 1), [&](auto& r) { set_budget(r, s - 1); });
+  const int s_min = kappa - 1;  // check_staleness_budget()
+  if (s > s_min) vary(fmt::format("S {}", s - 1), [&](auto& r) { set_budget(r, s - 1); });
   vary(fmt::format("S {}", s + 1), [&](auto& r) { set_budget(r, s + 1); });
   for (const int lookahead : std::set<int>{0, 1, 2, s})
     if (lookahead <= s && lookahead != base.lookahead)
@@ -248,8 +261,9 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
     vary(fmt::format("uplink {}", to_text(BitRate{base.learner_up.bits_per_s * factor})),
          [&](auto& r) { r.learner_up.bits_per_s *= factor; });
   vary("headroom 0", [&](auto& r) { r.fleet.headroom = 0; });
+  constexpr std::size_t kWorkersMax = 4096;  // the highest fleet.workers_max
   vary(fmt::format("workers_max {}", 2 * base.fleet.workers_max),
-       [&](auto& r) { r.fleet.workers_max = std::min<std::size_t>(2 * base.fleet.workers_max, 4096); });
+       [&](auto& r) { r.fleet.workers_max = std::min<std::size_t>(2 * base.fleet.workers_max, kWorkersMax); });
   if (base.fleet.pricing == Pricing::kOnDemand &&
       std::any_of(offers.begin(), offers.end(), [](const Offer& o) { return o.bid_usd_per_hour_min.has_value(); }))
     vary("bids", [&](auto& r) { r.fleet.pricing = Pricing::kBid; });
@@ -297,17 +311,16 @@ std::string variations_table(const std::vector<Variation>& variations, std::opti
                {.title = "$/h", .right_aligned = true},
                {.title = "change", .right_aligned = true},
                {.title = "idle", .right_aligned = true}});
-  constexpr std::size_t kWidthMin = 40, kWidthMax = 80, kReasonCharactersMin = 20;
-  const std::size_t width = std::clamp(columns.value_or(kWidthMax), kWidthMin, kWidthMax);
+  constexpr std::size_t kReasonMin = 20, kEllipsis = 3;  // characters; printable() ends a shortened text in "..."
+  const std::size_t width = table_width(columns);
   std::string infeasible_lines;
-  const bool has_base = !variations.empty() && variations.front().plan;
+  const bool has_base = !variations.empty() && variations.front().plan;  // the plan as requested
   const double base_usd = has_base ? variations.front().plan->usd_per_hour.expected : 0;
   for (const Variation& v : variations) {
     if (!v.plan) {
       const std::string prefix = v.change + ": no plan: ";
-      infeasible_lines +=
-          prefix + printable(v.why_not, std::max(kReasonCharactersMin, width - std::min(width, prefix.size() + 3))) +
-          '\n';
+      const std::size_t taken = std::min(width, prefix.size() + kEllipsis);
+      infeasible_lines += prefix + printable(v.why_not, std::max(kReasonMin, width - taken)) + '\n';
       continue;
     }
     const double varied_usd = v.plan->usd_per_hour.expected;

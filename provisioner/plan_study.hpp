@@ -1,5 +1,5 @@
-// Explains a plan: why an offer is or is not rented and at what price that would change, and the plans of other
-// settings.
+// Explains a plan: why it rents an offer or not, at what price that would change, and how the plans of other settings
+// differ.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -14,7 +14,7 @@ namespace echoline::provisioner {
 struct Explanation {
   PlanRow row;
   std::vector<std::string> lines;  // for users
-  // The highest GPU rent at which it is rented; absent if it is not eligible, or never rented.
+  // The highest GPU rent at which the offer is rented; absent if it is not eligible, or rented at no price.
   std::optional<double> rented_up_to_usd_per_hour;
 
   nlohmann::json to_json() const;
@@ -27,18 +27,19 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
 // Another setting and its plan.
 struct Variation {
   std::string change;        // "kappa 2 and S 7"
-  std::optional<Plan> plan;  // absent if there is none
-  std::string why_not;       // if there is no plan
+  std::optional<Plan> plan;  // absent if no plan is possible
+  std::string why_not;       // the reason in that case
 };
 
-// The learner's idle share against the fleet's price: the plans for more and for less capacity. Ascending by price.
+// The plan for more or less capacity than the run's plan: the learner's idle share against the fleet's price.
 struct IdlePoint {
-  double share = 1;  // of the capacity that the plan rents; 1: the plan
+  double share = 1;  // PlanRequest::capacity_share; 1: the run's plan
   std::size_t workers = 0;
   double rollouts_per_s = 0, usd_per_hour = 0;
-  std::optional<double> idle_fraction, usd_run;  // usd_run: with the learner, for the time with the waiting
+  std::optional<double> idle_fraction;
+  std::optional<double> usd_run;  // Plan::usd_run_with_waiting()
 };
-// Empty if there is no plan.
+// Ascending by price. Empty if no plan is possible.
 std::vector<IdlePoint> idle_curve(const PlanRequest& request, std::span<const Offer> offers);
 nlohmann::json idle_curve_json(const std::vector<IdlePoint>& curve);
 std::string idle_curve_table(const std::vector<IdlePoint>& curve, std::optional<std::size_t> columns = {});

@@ -26,12 +26,12 @@ json regions_json(const RegionMap& map) {
   return all;
 }
 
-// One object for each pair of regions with known properties.
+// The links between regions (network.ways): one object for each pair with known properties.
 json ways_json(const RegionMap& map) {
   json all = json::array();
-  for (std::size_t from = 0; from < map.ways.links.size(); ++from)
-    for (std::size_t to = 0; to < map.ways.links.size(); ++to) {
-      const chains::RegionLink& region_link = map.ways.links[from][to];
+  for (std::size_t from = 0; from < map.graph.links.size(); ++from)
+    for (std::size_t to = 0; to < map.graph.links.size(); ++to) {
+      const chains::RegionLink& region_link = map.graph.links[from][to];
       const bool limited = std::isfinite(region_link.rate.bits_per_s);
       if (!limited && !region_link.delay) continue;
       all.push_back({{"from", map.regions[from].name},
@@ -42,19 +42,20 @@ json ways_json(const RegionMap& map) {
   return all;
 }
 
-bool read_worker(const json& j, std::size_t workers, WorkerId& id) {
-  if (!j.is_number_unsigned() || j.get<std::uint64_t>() < 1 || j.get<std::uint64_t>() > workers) return false;
+// Reads a worker's number, 1 to worker_count. Returns false if it is wrong.
+bool read_worker(const json& j, std::size_t worker_count, WorkerId& id) {
+  if (!j.is_number_unsigned() || j.get<std::uint64_t>() < 1 || j.get<std::uint64_t>() > worker_count) return false;
   id = WorkerId{j.get<std::uint64_t>()};
   return true;
 }
 
-bool read_chains(const json& j, std::size_t workers, chains::Chains& out) {
-  if (!j.is_array() || j.size() > workers) return false;
+bool read_chains(const json& j, std::size_t worker_count, chains::Chains& out) {
+  if (!j.is_array() || j.size() > worker_count) return false;
   for (const json& chain : j) {
-    if (!chain.is_array() || chain.empty() || chain.size() > workers) return false;
+    if (!chain.is_array() || chain.empty() || chain.size() > worker_count) return false;
     auto& ids = out.emplace_back();
     for (const json& id : chain)
-      if (!read_worker(id, workers, ids.emplace_back())) return false;
+      if (!read_worker(id, worker_count, ids.emplace_back())) return false;
   }
   return true;
 }
@@ -68,8 +69,8 @@ json topology_json(const chains::Topology& topology) {
   for (const chains::Chains& stripe : topology.further_stripes) further.push_back(chains_json(stripe));
   for (const auto& stripe : topology.grafts) {
     json pairs = json::array();
-    for (const auto& [first, parent] : std::map<WorkerId, WorkerId>(stripe.begin(), stripe.end()))
-      pairs.push_back({first.value, parent.value});
+    const std::map<WorkerId, WorkerId> sorted(stripe.begin(), stripe.end());  // so that equal plans give equal texts
+    for (const auto& [first, parent] : sorted) pairs.push_back({first.value, parent.value});
     grafts.push_back(std::move(pairs));
   }
   for (const WorkerId id : topology.leaves_only) leaves.push_back(id.value);
@@ -85,7 +86,7 @@ json topology_json(const chains::Topology& topology) {
 
 void write_regions(json& header, const RegionMap& map) {
   // "region" is the learner's.
-  header["region"] = map.regions.empty() ? json() : json(map.regions[map.ways.learner].name);
+  header["region"] = map.regions.empty() ? json() : json(map.regions[map.graph.learner_region].name);
   header["regions"] = regions_json(map);
   header["ways"] = ways_json(map);
 }
@@ -113,16 +114,16 @@ void read_regions(const PlanReader& reader, RegionMap& map) {
   }
   std::string learner;
   reader.text("region", learner);
-  const std::size_t region_count = map.regions.size();  // region_index() of an unknown name
+  const std::size_t region_count = map.regions.size();  // which region_index() returns for an unknown name
   if (region_index(learner) == region_count)
     return reader.record_problem("region", "one of the regions", json(learner));
-  map.ways.learner = static_cast<std::uint32_t>(region_index(learner));
-  map.ways.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
+  map.graph.learner_region = static_cast<std::uint32_t>(region_index(learner));
+  map.graph.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
   for (const json& j : *ways) {
     const std::size_t from = region_index(text(j, "from")), to = region_index(text(j, "to"));
     if (from == region_count || to == region_count)
       return reader.record_problem("ways", "from and to of the regions", j);
-    chains::RegionLink& region_link = map.ways.links[from][to];
+    chains::RegionLink& region_link = map.graph.links[from][to];
     if (const auto rate = j.find("mbit_per_s"); rate != j.end() && !rate->is_null()) {
       if (!rate->is_number() || !(rate->get<double>() > 0))
         return reader.record_problem("ways", "a rate above 0", *rate);
@@ -136,7 +137,7 @@ void read_regions(const PlanReader& reader, RegionMap& map) {
   }
 }
 
-void read_topology(const PlanReader& reader, std::size_t workers, chains::Topology& topology) {
+void read_topology(const PlanReader& reader, std::size_t worker_count, chains::Topology& topology) {
   using chains::TopologyPolicy;
   std::string policy;
   reader.text("policy", policy);
@@ -151,24 +152,25 @@ void read_topology(const PlanReader& reader, std::size_t workers, chains::Topolo
     return values ? *values : empty_list;
   };
   const auto report_wrong_workers = [&](const char* key) {
-    reader.record_problem(key, fmt::format("numbers of workers, 1 to {}", workers), json(key));
+    reader.record_problem(key, fmt::format("numbers of workers, 1 to {}", worker_count), json(key));
   };
-  if (!read_chains(list("chains"), workers, topology.chains)) report_wrong_workers("chains");
+  if (!read_chains(list("chains"), worker_count, topology.chains)) report_wrong_workers("chains");
   for (const json& stripe : list("further"))
-    if (!read_chains(stripe, workers, topology.further_stripes.emplace_back())) return report_wrong_workers("further");
+    if (!read_chains(stripe, worker_count, topology.further_stripes.emplace_back()))
+      return report_wrong_workers("further");
   for (const json& stripe : list("grafts")) {
-    auto& parents = topology.grafts.emplace_back();
+    auto& parent_by_first = topology.grafts.emplace_back();
     if (!stripe.is_array()) return report_wrong_workers("grafts");
     for (const json& pair : stripe) {
       WorkerId first, parent;
-      if (!pair.is_array() || pair.size() != 2 || !read_worker(pair[0], workers, first) ||
-          !read_worker(pair[1], workers, parent))
+      if (!pair.is_array() || pair.size() != 2 || !read_worker(pair[0], worker_count, first) ||
+          !read_worker(pair[1], worker_count, parent))
         return report_wrong_workers("grafts");
-      parents.emplace(first, parent);
+      parent_by_first.emplace(first, parent);
     }
   }
   for (const json& id : list("leaves_only"))
-    if (!read_worker(id, workers, topology.leaves_only.emplace_back())) return report_wrong_workers("leaves_only");
+    if (!read_worker(id, worker_count, topology.leaves_only.emplace_back())) return report_wrong_workers("leaves_only");
 }
 
 }  // namespace echoline::provisioner

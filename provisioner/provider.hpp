@@ -36,7 +36,7 @@ struct InstanceId {
   friend auto operator<=>(const InstanceId&, const InstanceId&) = default;
 };
 
-// The caller's number of a request, which the answer repeats. It is the row in the ledger if there is one.
+// The caller's number of a request; the answer repeats it. A request for a row of the ledger has the row's id.
 using Ticket = std::int64_t;
 
 struct LaunchSpec {
@@ -47,8 +47,8 @@ struct LaunchSpec {
   std::vector<std::pair<std::string, std::string>> env;  // added to the provider's environment
   std::string image;                                     // container image, if the provider uses those
   std::vector<std::uint16_t> ports;                      // must be reachable from outside
-  Bytes disk;
-  std::optional<double> bid_usd_per_hour;  // absent: on demand
+  Bytes disk;                                            // rented with the instance
+  std::optional<double> bid_usd_per_hour;                // absent: on demand
 };
 
 struct InstanceInfo {
@@ -67,13 +67,14 @@ struct Started {
 struct Running {
   InstanceId instance;
 };
-// The instance is not rented. With `perhaps_rented` an instance with its label may exist; only a listing can tell.
+// The instance is not rented. With `perhaps_rented`, an instance with the request's label may exist all the same; only
+// a listing can tell.
 struct StartFailed {
   Ticket ticket = 0;
   Error error;
   bool retryable = false;  // the same offer may be requested again; false: the offer is gone or the request is invalid
   bool perhaps_rented = false;
-  bool by_account = false;  // the reason is the account and not the offer: see AccountChanged
+  bool by_account = false;  // the account is the reason, not the offer: see AccountChanged
 };
 // The instance is not rented any more. Also reported if it was already gone.
 struct Stopped {
@@ -108,13 +109,13 @@ struct PriceChanged {
 };
 // The account's state or credit has changed.
 struct AccountChanged {
-  std::string trouble;       // why the provider cannot rent, such as a refused key; "" if it can
-  bool needs_user = false;   // only the user can end the trouble
-  bool key_refused = false;  // nothing can be returned either
-  std::optional<double> credit_usd;
+  std::string trouble;               // why the provider cannot rent, such as a refused key; "" if it can
+  bool needs_user = false;           // only the user can end the trouble
+  bool key_refused = false;          // no instance can be stopped either
+  std::optional<double> credit_usd;  // absent: unknown
 };
-// The instances whose label begins with the prefix. Only if `complete`, an instance that is missing here does not
-// exist.
+// The instances whose label begins with the prefix. An instance that is missing here may exist unless the list is
+// `complete`.
 struct Listed {
   Ticket ticket = 0;
   bool complete = false;
@@ -125,15 +126,15 @@ using ProviderEvent = std::variant<Started, Running, StartFailed, Stopped, StopF
                                    AccountChanged, Listed>;
 
 // No call blocks: poll() returns the results and spontaneous events. Use from one thread. Every start() is answered by
-// one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed. An instance that
-// is being stopped gives no Exited.
+// one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed. There is no
+// Exited for an instance that is being stopped.
 class Provider {
  public:
   virtual ~Provider() = default;
   virtual void start(Ticket ticket, const LaunchSpec& spec) = 0;
   // Forgets a start whose request has not been sent. Returns whether there was one; it then has no answer.
   virtual bool cancel(Ticket) { return false; }
-  // Reports events of an instance that an earlier process has started, as if this one had.
+  // Reports events of an instance that an earlier process has started, as if this process had.
   virtual void watch(const InstanceId&, const std::string& /*label*/) {}
   // Requests an orderly end if the provider can, and forces it after `grace`.
   virtual void stop(Ticket ticket, const InstanceId& instance, Duration grace) = 0;
@@ -150,7 +151,7 @@ struct ServiceSettings {
   std::string url;                                // "": the service itself
   std::optional<std::filesystem::path> key_file;  // used if the environment has no key
   double bid_raise_max = 0;  // if another bid is higher, ours is raised to at most (1 + this) times the first bid
-  std::map<std::string, std::string> others;  // the provider's other keys, by name
+  std::map<std::string, std::string> others;  // the provider's own settings, by name
 };
 
 // Settings of all providers. Each provider reads its own part.
@@ -181,7 +182,7 @@ struct MarketQuestion {
 };
 
 struct MarketAnswer {
-  std::string source, format;  // as in Market
+  std::string source, format;  // as in Market (plan.hpp)
   std::vector<Offer> offers;
 };
 
@@ -189,7 +190,8 @@ struct MarketAnswer {
 struct Charge {
   InstanceId instance;
   double day_unix_s = 0;
-  double usd = 0, usd_rent = 0, usd_traffic = 0;
+  double usd = 0;  // the total, which may contain more than rent and traffic
+  double usd_rent = 0, usd_traffic = 0;
 };
 
 struct Bill {
@@ -204,6 +206,7 @@ struct Account {
 // Returns an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
+// The address at which other machines reach a port of a container.
 struct MappedPort {
   std::string host;  // a numeric address
   std::uint16_t port = 0;
@@ -229,18 +232,18 @@ struct ProviderKind {
   bool is_bare_host = false;
   // Started says that the instance is rented; Running follows when its container runs.
   bool reports_phases = false;
-  // Starts that the provider can usefully have at a time, because the service limits their rate; 0: any number.
+  // The most unanswered starts that are useful, because the service limits their rate; 0: any number.
   std::size_t starts_at_once = 0;
   // Credentials: names of environment variables. Workers on this machine do not inherit them.
   std::vector<std::string> secrets = {};
-  // Reads section fleet.NAME of the run file, which settings_meaning describes; both texts live as long as the program.
+  // Section fleet.NAME of the run file: its description, which must live as long as the program, and its reader.
   const char* settings_meaning = "";
   std::function<void(ConfigSection section, ServiceSettings& settings)> read_settings = {};
-  // The form in which its offers are published.
-  std::optional<OfferFormat> offers = {};
+  // The format in which its offers are published.
+  std::optional<OfferFormat> offer_format = {};
   // Searches the market. Waits. kUnavailable if the market does not answer.
   std::function<Result<MarketAnswer>(const ProviderOptions&, const MarketQuestion&)> search = {};
-  std::string title = {};  // for messages about its bill: "vast.ai"
+  std::string title = {};  // the provider's name in messages about its bill: "vast.ai"
   // Reads the bill of these days. Waits. Returns the whole bill or an error: the sum of a part would be too small.
   std::function<Result<Bill>(const ProviderOptions&, double from_unix_s, double to_unix_s)> bill = {};
   // Asks the service whether it accepts the key. Waits a few seconds. kInvalid if it refuses the key, kUnavailable if

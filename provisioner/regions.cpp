@@ -1,4 +1,4 @@
-// Finds the region of a place by its words.
+// Finds a place's region by the words of the place.
 #include "provisioner/regions.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The regions of a run, by the places that machines or offers state, and the links between regions.
+// The regions of a run, found by the places that machines or offers state, and the links between regions.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,17 +15,17 @@ bool contains_place(std::string_view place, std::string_view part);
 
 struct Region {
   std::string name;
-  std::vector<std::string> places;  // a machine whose place contains one of these words is in the region
+  std::vector<std::string> places;  // a machine is in the region if its place contains one of these: contains_place()
 };
 
 struct RegionMap {
   std::vector<Region> regions;  // empty: all machines are in one region
-  chains::Regions ways;         // the links between regions, by their indices in `regions`
+  chains::Regions graph;        // the links between regions (network.ways), by their indices in `regions`
 
   // The index of the first region with a matching place.
   std::optional<std::uint32_t> find(std::string_view place) const;
   // Like find(), but the learner's region if none matches.
-  std::uint32_t of(std::string_view place) const { return find(place).value_or(ways.learner); }
+  std::uint32_t of(std::string_view place) const { return find(place).value_or(graph.learner_region); }
 };
 
 }  // namespace echoline::provisioner

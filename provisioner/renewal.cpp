@@ -30,17 +30,17 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
       continue;
     }
     const double copies = planned.topology.copies_sent_by(*row->worker);
-    const double planned_usd = *row->cost.usd_per_hour();
+    const double planned_usd = *row->cost.usd_per_hour();  // the prices of chosen and of eligible offers are known
     const double usd_today = *cost_of(request, offer, copies).usd_per_hour();
     if (usd_today > planned_usd * (1 + tolerance)) {
       note_dropped(fmt::format("costs ${:.4f}/h, planned were ${:.4f}/h", usd_today, planned_usd));
-      // The new plan must not choose an offer again that became too dear.
+      // The new plan must not choose the offer again, because it has become too dear.
       std::erase_if(pool, [&](const Offer& other) { return other.id == offer.id; });
       continue;
     }
     request.keep.push_back(offer.id);
   }
-  auto plan = make_plan(request, pool);
+  Result<Plan> plan = make_plan(request, pool);
   if (!plan) return std::move(plan).error();
   const double planned_total_usd = planned.usd_per_hour.expected, total_usd_today = plan->usd_per_hour.expected;
   if (total_usd_today > planned_total_usd * (1 + tolerance)) {

@@ -17,15 +17,15 @@ constexpr double kReliabilityMin = 1e-3;  // floor, so that the expected number 
 }  // namespace
 
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer) {
-  std::optional<double> prior;
+  std::optional<double> prior;  // losses per hour, as expected without history
   // A machine with reliability p is down for the share 1 - p of the time, in outages of kOutageHours each. So it has
   // (1 - p) / (p * kOutageHours) outages per hour of uptime.
   if (const auto reliability = reliability_of(request, offer))
     prior = (1 - *reliability) / (std::max(*reliability, kReliabilityMin) * kOutageHours);
   if (request.fleet.pricing == Pricing::kBid) prior = prior.value_or(0) + kOutbidPerHour;
-  if (!prior && offer.seen_hours < kPriorHours) return std::nullopt;
+  if (!prior && offer.seen_hours < kPriorHours) return std::nullopt;  // too little history by itself
   if (!prior) return offer.seen_losses / offer.seen_hours;
-  // The rate from the reliability is a prior. It weighs as much as kPriorHours hours of history.
+  // The prior weighs as much as kPriorHours hours of history.
   return (*prior * kPriorHours + offer.seen_losses) / (kPriorHours + offer.seen_hours);
 }
 
@@ -51,13 +51,13 @@ ReplacementCost expected_replacement_cost(const PlanRequest& request, std::span<
   if (total.losses <= 0) return total;
   // Losses are rare independent events (Poisson distribution). The bounds are two standard deviations from the mean.
   const double spread = 2 * std::sqrt(total.losses);
-  // The cost of this number of losses. `boot_share`: the share of the join_timeout that a boot takes.
+  // The cost of this number of losses. `boot_share`: the share of the join_timeout that each boot takes.
   const auto usd_for = [&](double losses, double boot_share) {
     return losses / total.losses * (joining_usd + boot_share * booting_usd);
   };
-  total.usd = {.low = usd_for(std::max(0.0, total.losses - spread), 0),
-               .expected = usd_for(total.losses, 0.5),
-               .high = usd_for(total.losses + spread, 1)};
+  total.usd = {.low = usd_for(std::max(0.0, total.losses - spread), /*boot_share=*/0),
+               .expected = usd_for(total.losses, /*boot_share=*/0.5),
+               .high = usd_for(total.losses + spread, /*boot_share=*/1)};
   return total;
 }
 
@@ -72,7 +72,7 @@ void set_loss_history(std::span<Offer> offers, std::span<const PastRental> seen)
       Record& record = records[{rental.provider, host}];
       record.hours += rental.hours;
       record.losses += rental.lost ? 1 : 0;
-      if (host.empty()) break;
+      if (host.empty()) break;  // an unstated host: the record of any host is the only one
     }
   }
   for (Offer& offer : offers) {

@@ -9,9 +9,10 @@ namespace echoline::provisioner {
 
 inline constexpr double kPriorHours = 24;  // a stated reliability weighs as much as this many hours of ledger history
 inline constexpr double kOutageHours = 1;  // assumed length of an outage: a machine with 99 % uptime fails every 99 h
-inline constexpr double kOutbidPerHour = 1.0 / 24;  // assumed rate of lost bids, until ledgers have data
+inline constexpr double kOutbidPerHour = 1.0 / 24;  // assumed losses of a bid to higher ones, until ledgers have data
 
-// Expected losses, from the offer's stated or assumed reliability and from ledgers. Absent if there is neither.
+// Expected losses of a machine, from the offer's stated or assumed reliability and from ledgers. Absent if there is
+// neither.
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer);
 
 // The cost of the snapshot that a worker receives when it joins.

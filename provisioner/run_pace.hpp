@@ -1,5 +1,6 @@
-// Measures the learner's and the broadcasts' speed, with planned values until enough was measured, the share of time
-// that the learner waits, and how much of the fleet's capacity is used. Private to provisioner/. Pure.
+// Measures a run's pace: how long steps and broadcasts take (the planned times count until enough was measured), the
+// share of time that the learner waits, and how much of the fleet's capacity is used. Private to provisioner/. No I/O
+// and no clock.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace echoline::provisioner {
 
-inline constexpr Duration kPaceWindowMax = std::chrono::hours(2);  // the meters below remember no longer time
+inline constexpr Duration kPaceWindowMax = std::chrono::hours(2);  // how far IdleMeter and UsedCapacityMeter look back
 
 // The median of the last kSamplesMax measurements.
 template <class T>
@@ -21,7 +22,7 @@ class MedianMeter {
   static constexpr std::size_t kSamplesMax = 15, kSamplesMin = 5;
 
   void add(T sample) {
-    if (sample <= T{}) return;  // not known
+    if (sample <= T{}) return;  // 0 stands for an unknown value
     samples_.push_back(sample);
     if (samples_.size() > kSamplesMax) samples_.pop_front();
     std::vector<T> sorted(samples_.begin(), samples_.end());
@@ -45,8 +46,9 @@ class MedianMeter {
 class IdleMeter {
  public:
   void set_waiting(bool now_waits, TimePoint now) {
-    // The first stretch begins with the first batch, when the learner stops waiting. Later ones begin with a change.
-    if (stretches_.empty() ? now_waits : stretches_.back().is_waiting == now_waits) return;
+    // Before the first batch the learner waits. The first stretch begins when that ends.
+    const bool was_waiting = stretches_.empty() || stretches_.back().is_waiting;
+    if (now_waits == was_waiting) return;
     if (!stretches_.empty()) stretches_.back().to = now;
     stretches_.push_back({.from = now, .to = kNever, .is_waiting = now_waits});
     while (stretches_.size() > 1 && now - stretches_.front().to > kPaceWindowMax) stretches_.pop_front();
@@ -69,7 +71,7 @@ class IdleMeter {
 
  private:
   static constexpr std::size_t kStretchesMax = 4096;
-  // A time in which the learner did not change between waiting and training; the last one has no end yet.
+  // A time in which the learner only waited or only trained; the last one has no end yet.
   struct Stretch {
     TimePoint from, to;
     bool is_waiting = false;
@@ -77,8 +79,8 @@ class IdleMeter {
   std::deque<Stretch> stretches_;
 };
 
-// Measures the capacity that the fleet uses: the rollouts/s of the working machines, less those of the capacity that
-// asked for work and got none. To be begun with the first batch, because before it the workers only fill the stock.
+// Measures the capacity that the fleet uses: the rollouts/s of the working machines, less the part that asked for work
+// and got none. Call add_capacity() only from the first batch on, because earlier the workers only fill the stock.
 class UsedCapacityMeter {
  public:
   // Machines with `rollouts_per_s` in total have worked since the last call.
@@ -89,7 +91,7 @@ class UsedCapacityMeter {
       current_bin(now).rollouts += rollouts_per_s * seconds(now - counted_until_);
     counted_until_ = now;
   }
-  // Rollouts that could have been generated but for the lack of work.
+  // The machines could have generated these rollouts, but had no work.
   void subtract_unused(double rollouts, TimePoint now) {
     if (!bins_.empty()) current_bin(now).rollouts -= rollouts;
   }
@@ -108,16 +110,17 @@ class UsedCapacityMeter {
  private:
   static constexpr Duration kBinLength = std::chrono::seconds(10);
   struct Bin {
-    TimePoint from;  // until the next bin's
+    TimePoint from;  // to the begin of the next bin
     double rollouts = 0;
   };
   Bin& current_bin(TimePoint now) {
     if (now - bins_.back().from >= kBinLength) bins_.push_back({.from = now});
+    // A bin is needed until the bins after it cover the longest window.
     while (bins_.size() > 2 && now - bins_[1].from >= kPaceWindowMax) bins_.pop_front();
     return bins_.back();
   }
   std::deque<Bin> bins_;
-  TimePoint counted_until_{};
+  TimePoint counted_until_{};  // the last call of add_capacity()
 };
 
 // All measurements of a run's pace.

@@ -14,7 +14,7 @@ void read_assume(ConfigSection assume, Assumptions& values) {
   const Limits<double> usd{.min = 0.0, .max = 1e6};
   const Limits<BitRate> link{.min = BitRate{1000}, .max = BitRate{1e12}};
   // Each pair of texts: the meaning of the value, and what happens to an offer if neither states it.
-  const char* kLeftOut = "such offers are not considered";
+  constexpr const char* kLeftOut = "such offers are not considered";
   assume.read("storage_usd_per_hour", values.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
   assume.read("upload_usd_per_gb", values.upload_usd_per_gb, usd,
               {"price of a worker's outgoing traffic; 1 GB is 10^9 bytes", kLeftOut});
@@ -53,8 +53,8 @@ void read_where(ConfigSection where, OfferConditions& conditions) {
     where.error("gpu_count_max", fmt::format("expected at least gpu_count_min, {}", *conditions.gpu_count_min));
 }
 
-// The CUDA version in the name of a container image: "nvidia/cuda:12.8.1-base" and "vllm:cu128" are of 12.8. Absent if
-// the name has none.
+// The CUDA version in the name of a container image: 12.8 for "nvidia/cuda:12.8.1-base" and "vllm:cu128". Absent if the
+// name has none.
 std::optional<double> cuda_of_image(std::string_view image) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   for (std::size_t at = image.find("cu"); at != std::string_view::npos; at = image.find("cu", at + 2)) {
@@ -63,9 +63,9 @@ std::optional<double> cuda_of_image(std::string_view image) {
     if (!rest.empty() && (rest.front() == ':' || rest.front() == '-' || rest.front() == '_')) rest.remove_prefix(1);
     std::size_t digits = 0;
     while (digits < rest.size() && is_digit(rest[digits])) ++digits;
-    if (digits == 2 && rest.size() > 3 && rest[2] == '.' && is_digit(rest[3]))  // 12.8
+    if (digits == 2 && rest.size() > 3 && rest[2] == '.' && is_digit(rest[3]))  // "12.8"
       return (rest[0] - '0') * 10 + (rest[1] - '0') + (rest[3] - '0') / 10.0;
-    // 128
+    // "128"
     if (digits == 3) return (rest[0] - '0') * 10 + (rest[1] - '0') + (rest[2] - '0') / 10.0;
   }
   return std::nullopt;
@@ -80,13 +80,14 @@ std::string provider_meanings() {
 std::string format_meanings() {
   std::vector<std::string> texts;
   for (const ProviderKind* kind : provider_kinds())
-    if (kind->offers) texts.push_back(fmt::format("{} ({})", kind->offers->meaning, kind->offers->name));
+    if (kind->offer_format)
+      texts.push_back(fmt::format("{} ({})", kind->offer_format->meaning, kind->offer_format->name));
   texts.back() = "or " + texts.back();
   return fmt::format("the file's format: recognised by its content (auto), our own JSON or YAML (own), {}",
                      fmt::join(texts, ", "));
 }
 
-// Reads regions by name and the links between them, each valid in both directions.
+// Reads the regions, and the links between them (`ways`), each of which is valid in both directions.
 void read_regions(ConfigSection& network, RegionMap& map) {
   const auto region_index = [&](ConfigSection& section, const char* key,
                                 const std::string& name) -> std::optional<std::uint32_t> {
@@ -120,8 +121,8 @@ void read_regions(ConfigSection& network, RegionMap& map) {
   std::string learner;
   network.read("region", learner, {"the learner's region, of network.regions", "the first of them"});
   const std::size_t region_count = map.regions.size();
-  if (region_count > 0) map.ways.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
-  if (const auto region = region_index(network, "region", learner)) map.ways.learner = *region;
+  if (region_count > 0) map.graph.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
+  if (const auto region = region_index(network, "region", learner)) map.graph.learner_region = *region;
   for (ConfigSection way : network.sections(
            "ways", "properties of the links between two regions, in both directions; other links are unknown")) {
     std::string from, to;
@@ -137,7 +138,7 @@ void read_regions(ConfigSection& network, RegionMap& map) {
     if (!from_index || !to_index) continue;
     if (*from_index == *to_index && rate) way.error("rate", "within a region only the machines' own links count");
     for (chains::RegionLink* region_link :
-         {&map.ways.links[*from_index][*to_index], &map.ways.links[*to_index][*from_index]}) {
+         {&map.graph.links[*from_index][*to_index], &map.graph.links[*to_index][*from_index]}) {
       if (rate) region_link->rate = *rate;
       if (delay) region_link->delay = *delay;
     }
@@ -174,6 +175,7 @@ void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
   if (!simulated && offers.has_value() == settings.search)
     fleet.error(offers ? "search" : "", "expected exactly one of 'offers' (a file) and 'search: true'");
   settings.offers = offers.value_or(std::filesystem::path{});
+  // Static, because the run file's reference keeps the pointers.
   static const std::string formats = format_meanings(), providers = provider_meanings();
   fleet.read_choice("offers_format", settings.offers_format, offer_format_names(), formats.c_str());
   fleet.read("catalogue_copies", settings.catalogue_copies, {.min = 1, .max = 4096},
@@ -237,7 +239,8 @@ void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
   fleet.read("up_min", settings.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
   read_where(fleet.section("where",
                            "Conditions on offers, besides those that follow from the model and the run. An offer that "
-                           "does not state a value does not meet a condition on it."),
+                           "does not state a value does not meet a condition on it, except for links and prices, "
+                           "which fleet.assume can state."),
              settings.where);
   read_assume(fleet.section("assume", "Values for what an offer does not state. Nothing unstated counts as 0."),
               settings.assume);

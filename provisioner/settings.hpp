@@ -17,6 +17,7 @@
 
 namespace echoline::provisioner {
 
+// Defaults of pull_timeout, boot_timeout and silence_max, which a longer join_timeout or away_max raises.
 inline constexpr Duration kPullTimeout = std::chrono::minutes(15), kBootTimeout = std::chrono::minutes(10);
 inline constexpr Duration kSilenceMax = std::chrono::minutes(15);
 

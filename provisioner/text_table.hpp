@@ -26,17 +26,20 @@ class Table {
   }
   void add_row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   std::string to_text(std::size_t columns_max) const {
-    std::vector<std::size_t> width(columns_.size(), 0);  // of each column, with the space before it
+    // The width of each column, with the space before it; 0: the column is dropped.
+    std::vector<std::size_t> width(columns_.size(), 0);
     for (const auto& row : rows_)
       for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size() + 1);
     // + 1, because no space stands before the first column.
     while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > columns_max + 1) {
-      std::size_t dropped = 0;  // a width of 0 marks a column that is dropped already
-      for (std::size_t c = 0; c < columns_.size(); ++c)
-        if (width[c] > 0 && columns_[c].drop_rank > (width[dropped] > 0 ? columns_[dropped].drop_rank : -1))
-          dropped = c;
-      if (columns_[dropped].drop_rank == 0) break;
-      width[dropped] = 0;
+      std::optional<std::size_t> next_dropped;
+      for (std::size_t c = 0; c < columns_.size(); ++c) {
+        const bool is_dropped = width[c] == 0;
+        if (is_dropped || columns_[c].drop_rank == 0) continue;
+        if (!next_dropped || columns_[c].drop_rank > columns_[*next_dropped].drop_rank) next_dropped = c;
+      }
+      if (!next_dropped) break;
+      width[*next_dropped] = 0;
     }
     std::string out;
     for (const auto& row : rows_) {
@@ -58,7 +61,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the titles first
 };
 
-// Breaks a line between words and indents all lines but the first. Unchanged if the screen's width is unknown.
+// Breaks a line between words, and indents all lines but the first. Returns it unchanged if the screen's width is
+// unknown.
 inline std::string folded(std::string_view text, std::optional<std::size_t> screen_columns) {
   if (!screen_columns) return std::string(text);
   constexpr std::string_view kBreak = "\n  ";
@@ -68,7 +72,8 @@ inline std::string folded(std::string_view text, std::optional<std::size_t> scre
   bool is_first_line = true;
   while (text.size() > columns) {
     const std::size_t space = text.rfind(' ', columns);
-    if (space == std::string_view::npos || text.find_first_not_of(' ') >= space) break;
+    const bool has_word_before = space != std::string_view::npos && text.find_first_not_of(' ') < space;
+    if (!has_word_before) break;
     out.append(text.substr(0, space)).append(kBreak);
     text.remove_prefix(space + 1);
     if (std::exchange(is_first_line, false)) columns -= kIndent;

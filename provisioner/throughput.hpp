@@ -1,5 +1,5 @@
 // Predicts the throughput of offers. The sources, best first: measurements of earlier runs, the offer's own figure, a
-// profile of its GPU, the market's benchmark (dlperf). Without any, the throughput stays unknown.
+// profile of its GPU, the market's benchmark (dlperf). Without any of them, the throughput stays unknown.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -21,7 +21,7 @@ struct Workload {
   double tokens_per_rollout = 0;  // generated
   WorkerEngines engines = {};
   double kv_bytes_per_token = 0;         // keys and values of all layers; 0: not known
-  double sequences_at_once_max = 256.0;  // of one engine: the engines of a worker get no more
+  double sequences_at_once_max = 256.0;  // of one engine
 };
 
 // A rate with its uncertainty and source.
@@ -55,13 +55,14 @@ class ThroughputProfile {
   // The name that stands for one core of any CPU, in figures of the built-in engine.
   static constexpr const char* kCpu = "CPU";
 
-  // The rate of one engine of the workload on its GPUs of this name; absent if the name is unknown. Prompts are left
-  // out, because the responses of a group share one. Without a data sheet, interpolates linearly in logarithms between
-  // two measured model sizes; above the largest size, the rate falls with the size; below the smallest, it is constant.
-  // A GPU without an entry for this engine has the data sheet or the figures of its entry for vLLM, and the rate is as
-  // uncertain as one that was not measured.
+  // The rate of one engine of the workload, on gpus_per_engine GPUs of this name; absent if the name is unknown.
+  // Prompts are left out, because the responses of a group share one. Without a data sheet, interpolates linearly in
+  // logarithms between two measured model sizes; above the largest size, the rate falls with the size; below the
+  // smallest, it is constant. If the GPU has no entry for this engine, uses the data sheet or the figures of its entry
+  // for vLLM; the rate is then as uncertain as one that was not measured.
   std::optional<TokenRate> engine_rate(std::string_view gpu, const Workload& workload) const;
-  // The same from a GPU's value in the market's benchmark: proportional to that of the profile's reference GPU.
+  // The same from a GPU's value in the market's benchmark: the rate of the profile's reference GPU, times the ratio of
+  // the two GPUs' values.
   std::optional<TokenRate> engine_rate_at_dlperf(double dlperf, const Workload& workload) const;
 
   // By gpu_key() and engine.
@@ -71,17 +72,17 @@ class ThroughputProfile {
 
  private:
   std::optional<TokenRate> measured_rate(const Gpu& gpu, double parameters) const;
-  // The GPU's figures correct the rate if they are of the workload's engine.
+  // `is_corrected`: the GPU's figures are of the workload's engine, so they correct the rate.
   TokenRate computed_rate(const Gpu& gpu, const EngineShares& shares, bool is_corrected,
                           const Workload& workload) const;
 
-  // For a GPU or a model size with measurements; without.
-  double uncertainty_ = 0, uncertainty_beyond_ = 0;
+  double uncertainty_ = 0;         // relative, for a GPU and a model size with measurements
+  double uncertainty_beyond_ = 0;  // without
   std::map<std::string, EngineShares> shares_;
   std::map<std::string, std::string> sources_;  // descriptions by key
   // The reference GPU of the market's benchmark, and its value in that benchmark.
   std::string dlperf_gpu_, dlperf_source_;
-  double dlperf_ = 0, dlperf_uncertainty_ = 0;
+  double dlperf_of_gpu_ = 0, dlperf_uncertainty_ = 0;
   std::map<std::pair<std::string, std::string>, Gpu> gpus_;
 };
 
@@ -97,9 +98,9 @@ struct MeasuredRate {
 };
 
 // Sets throughput, source and uncertainty of every offer, if known, for the engines that the workload's workers run
-// there. A host's earlier ratio of measured to predicted rate corrects the prediction for that host. The median ratio
-// of all known hosts with a GPU corrects the predictions for other hosts with it. `measured`: newest first. The local
-// provider throttles its workers to their offers, so its measurements are not used.
+// there. A host's earlier ratio of measured to predicted rate corrects the prediction for that host. For a host without
+// a ratio, the median ratio of the hosts with the same GPU corrects it. `measured`: newest first. The local provider
+// throttles its workers to their offers, so its measurements are not used.
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,
                         std::span<const MeasuredRate> measured);
 

@@ -20,8 +20,9 @@ extern char** environ;
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kOutputMax = 4u << 20;  // bytes
-constexpr std::size_t kLineMax = 300;         // bytes
+constexpr std::size_t kOutputMax = 4u << 20;  // bytes of each output that are kept
+constexpr std::size_t kLineMax = 300;         // bytes of a program's last line in a message
+constexpr int kSignalStatus = 128;            // added to a signal's number, as shells do
 constexpr std::size_t kRunNameMax = 40;       // characters of a run's name in an instance's name
 
 // Returns a descriptor of a file in memory. Unlike a pipe, it can be filled before a program reads it.
@@ -40,7 +41,8 @@ std::string read_output(int fd) {
   return text;
 }
 
-// This process's environment without provider_secrets(), except for `kept`; or without any credential.
+// This process's environment without provider_secrets(), except for `kept`. With `without_credentials`, it has no
+// credential at all.
 std::vector<std::string> environment_for_commands(const std::vector<std::string>& kept, bool without_credentials) {
   std::vector<std::string> entries;
   const std::vector<std::string> secrets = provider_secrets();
@@ -50,7 +52,8 @@ std::vector<std::string> environment_for_commands(const std::vector<std::string>
     const auto is_in = [&](const std::vector<std::string>& names) {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
-    if (without_credentials ? !is_credential(name) : !is_in(secrets) || is_in(kept)) entries.emplace_back(text);
+    const bool is_removed = without_credentials ? is_credential(name) : is_in(secrets) && !is_in(kept);
+    if (!is_removed) entries.emplace_back(text);
   }
   return entries;
 }
@@ -154,7 +157,7 @@ void CommandRunner::spawn(const std::vector<std::string>& argv, int input_fd, Du
 }
 
 void CommandRunner::poll(TimePoint now) {
-  auto ended = std::exchange(failed_, {});
+  auto ended = std::exchange(failed_, {});  // results with the callbacks to call
   for (std::size_t i = 0; i < running_.size();) {
     Running& running = running_[i];
     int status = 0;
@@ -162,15 +165,15 @@ void CommandRunner::poll(TimePoint now) {
     if (ended_pid == 0 || (ended_pid < 0 && errno == EINTR)) {
       // run() has no clock, so the limit is counted from the first poll().
       if (!running.kill_at) running.kill_at = now + running.limit;
-      if (now >= *running.kill_at) ::kill(-running.pid, SIGKILL);
+      if (now >= *running.kill_at) ::kill(-running.pid, SIGKILL);  // the whole process group
       ++i;
       continue;
     }
     CommandResult result;
     if (ended_pid < 0)
-      result.status = -1;
+      result.status = -1;  // how it ended is unknown
     else
-      result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      result.status = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalStatus + WTERMSIG(status);
     result.out = read_output(running.out_fd);
     result.err = read_output(running.err_fd);
     if (running.kill_at && now >= *running.kill_at)
@@ -198,19 +201,22 @@ Result<std::unique_ptr<Provider>> make_from_file(
   return make(file);
 }
 
-// A label is "<run>.<mark>/<row>". The mark and the row identify the instance, so only the run's name is shortened.
+// A label is "<run>.<mark>/<row>" (Ledger::label_prefix() and the id of the ledger's row). The mark and the row
+// identify the instance, so only the run's name is shortened.
 std::string instance_name_of_label(std::string_view label) {
   const std::size_t dot = label.rfind('.');
   std::string out(label.substr(0, std::min(dot, kRunNameMax)));
   if (dot != std::string_view::npos) out += label.substr(dot);
-  for (char& c : out)
-    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
-                                                    : '-';
+  for (char& c : out) {
+    const auto byte = static_cast<unsigned char>(c);
+    c = std::isalnum(byte) ? static_cast<char>(std::tolower(byte)) : '-';
+  }
+  // Overwrites a first character that is no letter, so that the name does not grow.
   if (!out.empty() && !std::isalpha(static_cast<unsigned char>(out.front()))) out.front() = 'x';
   return out;
 }
 
-std::string without_prefix(std::string_view prefix, const InstanceId& instance) {
+std::string id_after_prefix(std::string_view prefix, const InstanceId& instance) {
   return instance.text.starts_with(prefix) ? instance.text.substr(prefix.size()) : "";
 }
 

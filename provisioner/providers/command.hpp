@@ -35,16 +35,17 @@ class CommandRunner {
   CommandRunner(const CommandRunner&) = delete;
   CommandRunner& operator=(const CommandRunner&) = delete;
 
-  // Programs inherit the environment without provider_secrets(), because schedulers copy it to their jobs. These stay.
-  // Other credentials, such as those of a cloud's own program, stay as well.
+  // Programs inherit the environment without provider_secrets(), because schedulers copy the environment to their jobs.
+  // The secrets with these names stay in it, and so do other credentials, such as those of a cloud's own program.
   void keep_secrets(std::vector<std::string> names) { kept_secrets_ = std::move(names); }
-  // Programs inherit no credential at all (is_credential()).
+  // From now on, programs inherit no credential at all (is_credential()).
   void remove_all_credentials() { without_credentials_ = true; }
   // Starts a program; argv[0] is looked up in PATH. `input` is its stdin. Secrets belong there, because all users can
   // see argv. The program is killed after `limit`, counted from the next poll(). poll() calls `done`.
   void run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done);
-  // As above, with a file as stdin.
+  // The same with a file as stdin.
   void run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit, Done done);
+  // Calls `done` of the programs that have ended, and kills those that exceed their limit. Call it often.
   void poll(TimePoint now);
 
  private:
@@ -59,7 +60,7 @@ class CommandRunner {
 struct CommandRunner::Running {
   int pid = -1, out_fd = -1, err_fd = -1;
   Duration limit{};
-  std::optional<TimePoint> kill_at;
+  std::optional<TimePoint> kill_at;  // set by the first poll()
   Done done;
 };
 
@@ -74,12 +75,12 @@ Result<std::unique_ptr<Provider>> make_from_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
 
-// The name by which commands know the instance with this label: lower case, letters, digits and '-'. For a prefix of
-// labels, returns the prefix of such names.
+// The name by which commands know the instance with this label: lower-case letters, digits and '-', beginning with a
+// letter, because schedulers and clouds accept no others. For a prefix of labels, returns the prefix of their names.
 std::string instance_name_of_label(std::string_view label);
 
-// The instance's id without the provider's prefix; "" if it has another prefix.
-std::string without_prefix(std::string_view prefix, const InstanceId& instance);
+// The instance's id after the provider's prefix; "" if it has another prefix.
+std::string id_after_prefix(std::string_view prefix, const InstanceId& instance);
 
 std::string shell_quoted(std::string_view word);
 

@@ -17,77 +17,80 @@ namespace {
 
 constexpr std::string_view kOperation = "exec";
 constexpr std::string_view kIdPrefix = "exec:";
-constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
-constexpr int kMissedListingsMax = 2;  // consecutive listings without an instance after which it counts as ended
-// Words of a command by name; a word without a value is not stated, for example by the offer.
+constexpr std::size_t kIdMax = 200;         // characters
+constexpr std::size_t kLinesMax = 100'000;  // of a listing
+constexpr int kMissedListingsMax = 2;       // consecutive listings without an instance after which it counts as ended
+// The values of placeholders by name, such as "host" for {host}. Absent: the offer or the run does not state the value.
 using Substitutions = std::map<std::string, std::optional<std::string>>;
 using Names = std::set<std::string>;
 
 std::string json_string(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json(text).dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
 }
 
-// A name in braces stands for a word: the word, and the form in which it is put into the text.
+// A name in braces: the value that it stands for, and the form in which the value is put into the text.
 struct Placeholder {
   enum class Form { kPlain, kJson, kJsonOrNull } form = Form::kPlain;
-  Substitutions::const_iterator word;  // the end if there is no such word
+  Substitutions::const_iterator value;  // the end if there is none of this name
 };
 
-Placeholder placeholder_of(std::string_view name, const Substitutions& words) {
+Placeholder placeholder_of(std::string_view name, const Substitutions& values) {
   using enum Placeholder::Form;
   constexpr std::pair<std::string_view, Placeholder::Form> kSuffixes[] = {
       {"", kPlain}, {"_json", kJson}, {"_or_null", kJsonOrNull}};
   for (const auto& [suffix, form] : kSuffixes)
     if (name.ends_with(suffix))
-      if (const auto word = words.find(std::string(name.substr(0, name.size() - suffix.size()))); word != words.end())
-        return {form, word};
-  return {kPlain, words.end()};
+      if (const auto value = values.find(std::string(name.substr(0, name.size() - suffix.size())));
+          value != values.end())
+        return {form, value};
+  return {kPlain, values.end()};
 }
 
-// Replaces each {name} in `text` by the word of this name, {name_json} by the word as a JSON string, and {name_or_null}
-// by the same, or null if the word is not stated. Other braces stay, because they may belong to the command. Adds the
-// names of words that are used in another way and are not stated to `missing`.
-std::string substituted(const std::string& text, const Substitutions& words, Names& missing) {
+// Replaces each {name} in `text` by the value of this name, {name_json} by the value as a JSON string, and
+// {name_or_null} by the same string, or by null if the value is absent. Other braces stay, because they may belong to
+// the command. Adds to `missing` the names of absent values that {name} or {name_json} needs.
+std::string substituted(const std::string& text, const Substitutions& values, Names& missing) {
   std::string out;
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t end = text[i] == '{' ? text.find('}', i) : std::string::npos;
-    const auto [form, word] =
-        placeholder_of(end == std::string::npos ? "" : std::string_view(text).substr(i + 1, end - i - 1), words);
-    if (word == words.end()) {
+    const std::string_view in_braces =
+        end == std::string::npos ? "" : std::string_view(text).substr(i + 1, end - i - 1);
+    const auto [form, value] = placeholder_of(in_braces, values);
+    if (value == values.end()) {
       out += text[i++];
       continue;
     }
-    if (word->second)
-      out += form == Placeholder::Form::kPlain ? *word->second : json_string(*word->second);
+    if (value->second)
+      out += form == Placeholder::Form::kPlain ? *value->second : json_string(*value->second);
     else if (form == Placeholder::Form::kJsonOrNull)
       out += "null";
     else
-      missing.insert(word->first);
+      missing.insert(value->first);
     i = end + 1;
   }
   return out;
 }
 
-std::vector<std::string> substituted(const std::vector<std::string>& texts, const Substitutions& words,
+std::vector<std::string> substituted(const std::vector<std::string>& texts, const Substitutions& values,
                                      Names& missing) {
   std::vector<std::string> out;
-  for (const std::string& text : texts) out.push_back(substituted(text, words, missing));
+  for (const std::string& text : texts) out.push_back(substituted(text, values, missing));
   return out;
 }
 
-// The command that stops an instance, whose words are always stated.
+// The command that stops an instance. Its values are never absent.
 std::vector<std::string> stop_argv(const std::vector<std::string>& command, const std::string& id,
                                    const std::string& name) {
   Names missing;
   return substituted(command, {{"instance", id}, {"name", name}}, missing);
 }
 
-// The words of a start. Those of `hidden` hold the join token.
-struct StartWords {
+// The values for a start. Those of `hidden` contain the join token, so process lists must not show them.
+struct StartValues {
   Substitutions visible, hidden;
 };
 
-StartWords words_of(const LaunchSpec& spec) {
+StartValues values_of(const LaunchSpec& spec) {
   const auto stated = [](const std::string& text) { return text.empty() ? std::nullopt : std::optional(text); };
   nlohmann::json env = nlohmann::json::object();
   for (const auto& [name, value] : spec.env) env[name] = value;
@@ -108,19 +111,20 @@ StartWords words_of(const LaunchSpec& spec) {
                       {"disk_gb", fmt::format("{:.0f}", std::ceil(static_cast<double>(spec.disk.count) / 1e9))}},
           .hidden = {{"script", shell_script(spec.argv, spec.env)},
                      {"command", shell_script(spec.argv, {})},
-                     {"env_json", env.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}}};
+                     {"env_json",
+                      env.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace)}}};
 }
 
-// Whether the id is safe as one word of a command, and not taken for an option.
+// Whether the id is safe as one word of a command (printable ASCII without spaces), and not taken for an option.
 bool is_plain_id(const std::string& id) {
   return !id.empty() && id.size() <= kIdMax && id.front() != '-' &&
          std::all_of(id.begin(), id.end(), [](unsigned char c) { return c > ' ' && c < 127; });
 }
 
 std::string last_word(const std::string& text) {
-  std::istringstream lines(text);
+  std::istringstream words(text);
   std::string word, last;
-  while (lines >> word) last = word;
+  while (words >> word) last = word;
   return last;
 }
 
@@ -129,30 +133,30 @@ struct ListedInstance {
   std::string id, name, state;
 };
 
-// Reads the commands from YAML (configs/providers/README.md). An instance's name is its label in lower case, with
-// digits and '-', at most 63 characters; the listing must show it. After a failed start it looks for that name and
-// stops it before it reports the failure. A failed stop counts as done when a complete listing lacks the instance. An
+// Runs the commands of a YAML file (configs/providers/README.md). The listing must show each instance's name
+// (instance_name_of_label()). After a failed start, the provider looks for that name, and stops the instance if it
+// exists, before it reports the failure. A failed stop counts as done when a complete listing lacks the instance. An
 // instance has ended when two consecutive listings lack it, or when its state is among `ended`.
 struct ExecProvider final : Provider {
   struct Rented {
     std::string label;
     int missed_listings = 0;  // consecutive listings without this instance
-    bool ended = false;
+    bool ended = false;       // Exited was reported
   };
   std::vector<std::string> start_command, stop_command, list_command;
   std::vector<std::string> ended_states;  // words of the listing for an instance that has ended
   std::string start_input = "{script}";   // stdin of start_command
-  CommandTimes times{std::chrono::minutes(30), std::chrono::seconds(30)};
+  CommandTimes times{.limit = std::chrono::minutes(30), .watch_every = std::chrono::seconds(30)};
   CommandRunner commands;
   std::map<std::string, Rented> rented;  // by id
   std::vector<ProviderEvent> events;
   TimePoint next_watch_at{};
-  bool watching = false;  // a listing of list_rented() is not answered yet
+  bool watching = false;  // a listing of watch_rented() is not answered yet
 
   void list_instances(std::function<void(std::vector<ListedInstance>, std::optional<Error>)> done) {
     commands.run(list_command, "", times.limit, [done = std::move(done)](const CommandResult& result) {
-      std::vector<ListedInstance> seen;
       if (!result.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", result.summary()));
+      std::vector<ListedInstance> seen;
       std::istringstream lines(result.out);
       for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
@@ -173,13 +177,12 @@ struct ExecProvider final : Provider {
   }
 
   void start(Ticket ticket, const LaunchSpec& spec) override {
-    const StartWords words = words_of(spec);
-    Substitutions input_words = words.hidden;
-    input_words.insert(words.visible.begin(), words.visible.end());
+    const StartValues values = values_of(spec);
+    Substitutions all_values = values.hidden;
+    all_values.insert(values.visible.begin(), values.visible.end());
     Names missing;
-    // All users can see arguments in process lists, so they must not contain the hidden words.
-    const std::vector<std::string> argv = substituted(start_command, words.visible, missing);
-    const std::string input = substituted(start_input, input_words, missing);
+    const std::vector<std::string> argv = substituted(start_command, values.visible, missing);
+    const std::string input = substituted(start_input, all_values, missing);
     if (!missing.empty()) {
       events.push_back(StartFailed{
           .ticket = ticket,
@@ -211,7 +214,7 @@ struct ExecProvider final : Provider {
         StartFailed{.ticket = ticket, .error = error, .retryable = true, .perhaps_rented = perhaps_rented});
   }
 
-  // The instance may exist in spite of the failure, so it is looked for and stopped.
+  // Looks for the instance, which may exist in spite of the failure, and stops it. Then reports the failure.
   void stop_after_failed_start(Ticket ticket, const std::string& label, const Error& error) {
     list_instances([this, ticket, label, error](const std::vector<ListedInstance>& seen,
                                                 const std::optional<Error>& list_error) {
@@ -226,7 +229,7 @@ struct ExecProvider final : Provider {
   }
 
   void stop(Ticket ticket, const InstanceId& instance, Duration) override {
-    const std::string id = without_prefix(kIdPrefix, instance);
+    const std::string id = id_after_prefix(kIdPrefix, instance);
     if (!is_plain_id(id)) {
       events.push_back(StopFailed{.ticket = ticket,
                                   .instance = instance,
@@ -234,6 +237,7 @@ struct ExecProvider final : Provider {
                                                 "expected an instance id like exec:1234, found '{}'", instance.text)});
       return;
     }
+    // `rented` lacks an instance that an earlier process started. Its id then stands for its unknown name.
     const auto it = rented.find(id);
     const std::string name = it == rented.end() ? id : instance_name_of_label(it->second.label);
     if (it != rented.end()) rented.erase(it);  // so that its end is not reported as Exited
@@ -261,8 +265,8 @@ struct ExecProvider final : Provider {
     list_instances(
         [this, ticket, prefix](const std::vector<ListedInstance>& seen, const std::optional<Error>& list_error) {
           Listed listed{.ticket = ticket, .complete = !list_error, .instances = {}, .error = list_error};
-          // The name lacks the label's punctuation. So the label is composed of the prefix and the rest of the name:
-          // the row.
+          // A name lacks its label's punctuation. So the label is composed of the prefix and the rest of the name,
+          // which is the row's id.
           const std::string name_prefix = prefix.empty() ? "" : instance_name_of_label(prefix);
           for (const ListedInstance& instance : seen) {
             if (has_ended(instance) || !instance.name.starts_with(name_prefix)) continue;
@@ -274,7 +278,8 @@ struct ExecProvider final : Provider {
         });
   }
 
-  void list_rented(TimePoint now) {
+  // Lists the instances at intervals and reports those that have ended.
+  void watch_rented(TimePoint now) {
     if (watching || rented.empty() || now < next_watch_at) return;
     watching = true;
     next_watch_at = now + times.watch_every;
@@ -290,6 +295,7 @@ struct ExecProvider final : Provider {
         known.missed_listings = is_listed ? 0 : known.missed_listings + 1;
         if (!is_listed_as_ended && known.missed_listings < kMissedListingsMax) continue;
         known.ended = true;
+        // An instance that is still listed may still cost, although it has ended.
         events.push_back(Exited{.instance = instance_of(id),
                                 .label = known.label,
                                 .why = is_listed_as_ended ? it->state : "it is not listed any more",
@@ -301,7 +307,7 @@ struct ExecProvider final : Provider {
 
   std::vector<ProviderEvent> poll(TimePoint now) override {
     commands.poll(now);
-    list_rented(now);
+    watch_rented(now);
     return std::exchange(events, {});
   }
 };
@@ -335,7 +341,7 @@ const ProviderKind& exec_kind() {
       .name = "exec",
       .meaning = "machines started by your commands",
       .make = [](const ProviderOptions& options) { return make_from_file("exec", options.file, make); },
-      .offers = skypilot_format()};
+      .offer_format = skypilot_format()};
   return kind;
 }
 

@@ -1,6 +1,6 @@
 // Reads SkyPilot's catalogues (CLOUD/vms.csv): kinds of machines with prices by region. They state neither links nor
-// the prices of disk and traffic. Each cloud's file has its own mistakes, so a row that cannot be used is named and
-// left out, and the others are used.
+// the prices of disk and traffic. Each cloud's file has its own mistakes, so a row that cannot be used is left out and
+// named in a note, and the other rows are used.
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kFieldMax = 64 * 1024;
+constexpr std::size_t kFieldMax = 64 * 1024;  // bytes
 constexpr std::size_t kColumnsMax = 256;
 
 // A reader of RFC 4180: quoted fields may hold commas, line breaks and doubled quotes.
@@ -46,25 +46,24 @@ class Csv {
         ++next_line_;
         return fields;
       }
-      if (c != ',') {
-        if (c == '\r') {  // a line break CR LF behind a quoted field
-          --position_;
-          while (position_ < text_.size() && text_[position_] == '\r') ++position_;
-          if (position_ >= text_.size()) return fields;
-          if (text_[position_] == '\n') {
-            ++position_, ++next_line_;
-            return fields;
-          }
+      if (c == ',') continue;
+      if (c == '\r') {  // a line break CR LF after a quoted field
+        while (position_ < text_.size() && text_[position_] == '\r') ++position_;
+        if (position_ >= text_.size()) return fields;
+        if (text_[position_] == '\n') {
+          ++position_;
+          ++next_line_;
+          return fields;
         }
-        problem = "expected a comma after a quoted field";
-        return fields;
       }
+      problem = "expected a comma after a quoted field";
+      return fields;
     }
   }
-  std::size_t line() const { return line_; }
+  std::size_t line() const { return line_; }  // of the last record's start
 
  private:
-  // Reads a quoted field. Returns false if it does not end.
+  // Reads a field from its opening quote. Returns false if it does not end.
   bool read_quoted(std::string& field) {
     for (++position_; position_ < text_.size(); ++position_) {
       if (text_[position_] == '\n') ++next_line_;
@@ -111,8 +110,8 @@ std::optional<double> stated_memory_mib(std::string_view gpu_info) {
   return mib;
 }
 
-// The machine that Google Cloud rents with these GPUs. Its catalogue prices the two in rows of their own, and a rental
-// costs the sum. Null if the machine can be chosen freely, because then the sum is unknown.
+// The machine that Google Cloud rents with these GPUs. Google's catalogue has GPUs and machines in separate rows, and a
+// rental costs the sum of two prices. Null if several machines can have these GPUs, because then the sum is unknown.
 const char* machine_of_gpus(std::string_view gpu, int count) {
   struct Machine {
     std::string_view gpu;
@@ -136,7 +135,7 @@ const char* machine_of_gpus(std::string_view gpu, int count) {
   return nullptr;
 }
 
-// "aws" of ".../aws/vms.csv", as SkyPilot stores its catalogues; "" for a file elsewhere.
+// "aws" for ".../aws/vms.csv", as SkyPilot stores its catalogues; "" for a file of another name.
 std::string cloud_of(std::string_view name) {
   const std::filesystem::path path(name);
   return path.filename() == "vms.csv" ? path.parent_path().filename().string() : "";
@@ -158,17 +157,17 @@ class CatalogueReader {
       if (!column_by_name_.contains(needed))
         return fail(Code::kInvalid, "read offers", "{}:1: the column '{}' is missing", name_, needed);
     while (auto record = csv_.next(problem)) {
-      if (!problem.empty()) {  // nothing after it is read: the start of the next record is unknown
+      if (!problem.empty()) {  // where the next record would start is unknown, so nothing after it is read
         problems_.add(fmt::format("line {}", csv_.line()), problem);
         break;
       }
-      if (record->size() == 1 && record->front().empty()) continue;
+      const bool is_empty_line = record->size() == 1 && record->front().empty();
+      if (is_empty_line) continue;
       read(*record, header->size());
-      if (std::max(offers_.size(), gpus_alone_.size()) > kOffersMax) break;
+      if (has_too_many()) break;
     }
     for (const GpusAlone& gpus : gpus_alone_) add_with_machine(gpus);
-    if (std::max(offers_.size(), gpus_alone_.size()) > kOffersMax)
-      return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name_, kOffersMax);
+    if (has_too_many()) return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name_, kOffersMax);
     if (offers_.empty() && !problems_.none()) return problems_.error();
     return OfferList{.offers = std::move(offers_), .format = {}, .notes = notes()};
   }
@@ -184,6 +183,8 @@ class CatalogueReader {
     Prices prices;
   };
 
+  bool has_too_many() const { return std::max(offers_.size(), gpus_alone_.size()) > kOffersMax; }
+
   std::vector<std::string> notes() const {
     std::vector<std::string> notes;
     for (const std::string& line : problems_.lines()) notes.push_back("left out: " + line);
@@ -196,6 +197,7 @@ class CatalogueReader {
     return notes;
   }
 
+  // Adds the offers of GPUs and their machine, for the sum of the two prices.
   void add_with_machine(GpusAlone gpus) {
     Offer& o = gpus.offer;
     const char* const type = machine_of_gpus(o.gpu, o.gpu_count);
@@ -223,6 +225,7 @@ class CatalogueReader {
     }
   }
 
+  // Reads one record: an offer, or a part of one. Records with problems are left out.
   void read(const std::vector<std::string>& record, std::size_t columns) {
     const std::string where = fmt::format("line {}", csv_.line());
     if (record.size() != columns)
@@ -266,7 +269,7 @@ class CatalogueReader {
     o.place = o.zone.empty() ? o.region : o.zone;
     o.machine_type = text("instancetype");
     if (gpu.empty()) {  // a machine without GPUs, or whose GPUs have rows of their own
-      machines_.emplace(MachineKey{o.machine_type, o.place}, prices);
+      machines_.emplace(MachineKey{o.machine_type, o.place}, prices);  // for add_with_machine()
       return;
     }
     if (!count || *count < 1 || *count != std::floor(*count)) return;  // a fraction of a GPU cannot run a worker
@@ -286,7 +289,7 @@ class CatalogueReader {
   const OfferReadOptions& reading_;
   std::map<std::string, std::size_t> column_by_name_;
   std::map<std::string, std::size_t> copies_by_kind_;
-  std::map<MachineKey, Prices> machines_;  // without GPUs
+  std::map<MachineKey, Prices> machines_;  // rows without GPUs
   std::vector<GpusAlone> gpus_alone_;
   std::set<std::string> gpus_without_machine_, gpus_of_unknown_memory_;
   std::vector<Offer> offers_;
@@ -295,7 +298,8 @@ class CatalogueReader {
 bool is_catalogue(std::string_view head) {
   const std::string_view line = head.substr(0, head.find('\n'));
   const auto has = [&](const char* text) { return line.find(text) != std::string_view::npos; };
-  return has("InstanceType") && has(",") && line.find_first_of("{[") == std::string_view::npos;
+  const bool may_be_json = line.find_first_of("{[") != std::string_view::npos;
+  return has("InstanceType") && has(",") && !may_be_json;
 }
 
 Result<OfferList> read_catalogue(std::string_view text, std::string_view name, const OfferReadOptions& reading) {

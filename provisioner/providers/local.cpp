@@ -28,13 +28,14 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::string_view kOperation = "local provider";
-constexpr Duration kDestructorGrace = std::chrono::seconds(2);
+constexpr Duration kDestructorGrace = std::chrono::seconds(2);  // from SIGTERM to SIGKILL
 constexpr std::string_view kLabelVariable = "ECHOLINE_INSTANCE";
-constexpr std::uint64_t kEnvironMax = 4 << 20;
+constexpr std::size_t kLabelMax = 200;          // characters
+constexpr std::uint64_t kEnvironMax = 4 << 20;  // bytes of a process's environment
 constexpr Duration kReapInterval = std::chrono::milliseconds(5);
 
 // The start time of a process in clock ticks since boot; absent if it is gone. Together with the pid it identifies a
-// process uniquely. `zombies`: include a process that has ended but was not reaped.
+// process uniquely. `zombies`: a process that has ended but was not reaped counts too.
 std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string stat;
@@ -44,8 +45,11 @@ std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   std::istringstream fields(stat.substr(after_name + 1));
   std::string field;
   constexpr int kStateField = 3, kStartTimeField = 22;  // proc(5); the state follows the name
-  for (int i = kStateField; i <= kStartTimeField; ++i)
-    if (!(fields >> field) || (i == kStateField && field == "Z" && !zombies)) return std::nullopt;
+  for (int i = kStateField; i <= kStartTimeField; ++i) {
+    if (!(fields >> field)) return std::nullopt;
+    const bool is_zombie = i == kStateField && field == "Z";
+    if (is_zombie && !zombies) return std::nullopt;
+  }
   std::uint64_t ticks = 0;
   const auto [end, ec] = std::from_chars(field.data(), field.data() + field.size(), ticks);
   if (ec != std::errc{} || end != field.data() + field.size()) return std::nullopt;
@@ -106,9 +110,9 @@ class Spawner {
   }
   std::mutex mutex_;
   std::condition_variable wake_;
-  const std::function<void()>* job_ = nullptr;
+  const std::function<void()>* job_ = nullptr;  // of the waiting run()
   bool stopping_ = false;
-  std::thread thread_;
+  std::thread thread_;  // last, because it uses the other members
 };
 
 // The arguments of exec_child(). Prepared before the fork, because only async-signal-safe calls are allowed between
@@ -124,7 +128,8 @@ struct Launch {
 
 [[noreturn]] void exec_child(const Launch& launch) {
   setpgid(0, 0);
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {  // otherwise the parent died meanwhile
+  // Another parent: this program died before prctl(), so the kernel would not send the signal.
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -181,16 +186,16 @@ std::vector<char*> exec_array(std::vector<std::string>& strings) {
   return pointers;
 }
 
-Status check(const LaunchSpec& request) {
-  if (request.argv.empty() || request.argv.front().find('/') == std::string::npos)
+Status check(const LaunchSpec& spec) {
+  if (spec.argv.empty() || spec.argv.front().find('/') == std::string::npos)
     return fail(Code::kInvalid, kOperation, "argv[0] must be the path of a program, found '{}'",
-                request.argv.empty() ? "" : request.argv.front());
+                spec.argv.empty() ? "" : spec.argv.front());
   const auto is_forbidden = [](unsigned char c) { return !std::isalnum(c) && !std::strchr("._-/", c); };
-  if (request.label.empty() || request.label.size() > 200 || request.label.front() == '.' ||
-      std::any_of(request.label.begin(), request.label.end(), is_forbidden))
-    return fail(Code::kInvalid, kOperation, "a label is 1 to 200 letters, digits, '.', '_', '-' and '/', found '{}'",
-                request.label);
-  for (const auto& [name, value] : request.env)
+  if (spec.label.empty() || spec.label.size() > kLabelMax || spec.label.front() == '.' ||
+      std::any_of(spec.label.begin(), spec.label.end(), is_forbidden))
+    return fail(Code::kInvalid, kOperation, "a label is 1 to {} letters, digits, '.', '_', '-' and '/', found '{}'",
+                kLabelMax, spec.label);
+  for (const auto& [name, value] : spec.env)
     if (name.empty() || name.find('=') != std::string::npos)
       return fail(Code::kInvalid, kOperation, "'{}' cannot be the name of an environment variable", name);
   return ok();
@@ -214,15 +219,15 @@ std::string label_of(pid_t pid) {
 // Each instance is a process that leads its own process group. Its stdin is /dev/null; stdout and stderr are appended
 // to <log_dir>/<label>.log ('/' in the label becomes '.'). stop() sends SIGTERM to the group, and SIGKILL after the
 // grace, counted from the next poll(). When the leader exits, the rest of its group is killed. The kernel kills the
-// process when this program dies in any way. An instance id holds pid and start time, so a recycled pid is never
-// signalled. The environment variable ECHOLINE_INSTANCE holds the label; list() uses it to find processes of other
-// programs.
+// leader when this program dies in any way. An instance id holds pid and start time, so a recycled pid is never
+// signalled. The environment variable ECHOLINE_INSTANCE holds the label; by it, list() finds processes that other
+// programs have started.
 struct LocalProvider final : Provider {
   struct Process {
     pid_t pid = 0;
     std::uint64_t started_ticks = 0;  // as start_ticks() returns it
     std::string label;
-    bool is_child = true;           // false: an earlier process of this program started it
+    bool is_child = true;           // false: an earlier run of this program started it
     std::vector<Ticket> stops;      // tickets of stop() calls to answer
     std::optional<Duration> grace;  // stop() was called; the grace starts at the next poll()
     std::optional<TimePoint> kill_at;
@@ -236,15 +241,16 @@ struct LocalProvider final : Provider {
   // `dir`: where the instances' logs are written.
   explicit LocalProvider(std::filesystem::path dir) : log_dir(std::move(dir)) {}
 
-  // Signals the process and its group. The pid of an unreaped child cannot be recycled; of any other process the start
-  // time is checked first.
+  // Signals the process and its group. The pid of an unreaped child cannot be recycled. For any other process, checks
+  // the start time first.
   static void send_signal(const Process& process, int signal_number) {
     if (!process.is_child && start_ticks(process.pid) != process.started_ticks) return;
     const bool leads_group = getpgid(process.pid) == process.pid;
     kill(leads_group ? -process.pid : process.pid, signal_number);
   }
 
-  // Returns how a process ended; absent while it lives. Reaps a child, so it must not be called for it again.
+  // Returns how a process ended; absent while it lives. Reaps a child that has ended, so do not call it for that child
+  // again.
   static std::optional<std::string> reap(const Process& process) {
     if (!process.is_child) {
       if (start_ticks(process.pid) == process.started_ticks) return std::nullopt;
@@ -252,7 +258,7 @@ struct LocalProvider final : Provider {
     }
     siginfo_t info{};
     if (waitid(P_PID, static_cast<id_t>(process.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
-      if (info.si_pid == 0) return std::nullopt;
+      if (info.si_pid == 0) return std::nullopt;  // it has not ended
       // The leader is a zombie, so its pid, which names the group, cannot be reused yet.
       kill(-process.pid, SIGKILL);
       int status = 0;
@@ -264,7 +270,7 @@ struct LocalProvider final : Provider {
     return "gone";
   }
 
-  // Stops everything: SIGTERM, up to 2 s, SIGKILL. Returns when all are reaped.
+  // Stops all processes: SIGTERM, then SIGKILL after kDestructorGrace. Returns when all are reaped.
   ~LocalProvider() override {
     for (const auto& [id, process] : processes) send_signal(process, SIGTERM);
     const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
@@ -290,10 +296,10 @@ struct LocalProvider final : Provider {
           StartFailed{.ticket = ticket, .error = std::move(id).error(), .retryable = false, .perhaps_rented = false});
   }
 
-  Result<InstanceId> launch_process(const LaunchSpec& request) {
-    ECHO_TRY(check(request));
+  Result<InstanceId> launch_process(const LaunchSpec& spec) {
+    ECHO_TRY(check(spec));
     ECHO_TRY(make_folders(log_dir));
-    std::string name = request.label + ".log";
+    std::string name = spec.label + ".log";
     std::replace(name.begin(), name.end(), '/', '.');
     const std::filesystem::path log_path = log_dir / name;
 
@@ -302,12 +308,12 @@ struct LocalProvider final : Provider {
     const Fd dev_null(open("/dev/null", O_RDONLY | O_CLOEXEC));
     int pipe_fds[2];  // the child writes errno to it if exec fails
     if (dev_null.get() < 0 || pipe2(pipe_fds, O_CLOEXEC) != 0)
-      return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(errno));
+      return fail(Code::kIo, kOperation, "start {}: {}", spec.label, std::strerror(errno));
     const Fd error_reader(pipe_fds[0]);
     Fd error_writer(pipe_fds[1]);
 
-    std::vector<std::string> argv = request.argv;
-    std::vector<std::string> env = merged_environment(request.env, request.label);
+    std::vector<std::string> argv = spec.argv;
+    std::vector<std::string> env = merged_environment(spec.env, spec.label);
     const Launch launch{.argv = exec_array(argv),
                         .envp = exec_array(env),
                         .null_fd = dev_null.get(),
@@ -321,7 +327,7 @@ struct LocalProvider final : Provider {
       if (pid == 0) exec_child(launch);
       fork_errno = errno;
     });
-    if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
+    if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", spec.label, std::strerror(fork_errno));
     error_writer.reset();  // so that the read ends once exec has closed the child's end
     int exec_errno = 0;
     ssize_t bytes_read = 0;
@@ -330,8 +336,7 @@ struct LocalProvider final : Provider {
     } while (bytes_read < 0 && errno == EINTR);
     if (bytes_read == sizeof(exec_errno)) {
       waitpid(pid, nullptr, 0);
-      return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
-                  std::strerror(exec_errno));
+      return fail(Code::kIo, kOperation, "start {}: {}: {}", spec.label, spec.argv.front(), std::strerror(exec_errno));
     }
     // A child that has ended already is a zombie, because it is not reaped yet, so it still has an entry.
     const std::optional<std::uint64_t> ticks = start_ticks(pid, /*zombies=*/true);
@@ -340,7 +345,7 @@ struct LocalProvider final : Provider {
     Process& process = processes[id];
     process.pid = pid;
     process.started_ticks = *ticks;
-    process.label = request.label;
+    process.label = spec.label;
     return id;
   }
 
@@ -366,7 +371,7 @@ struct LocalProvider final : Provider {
     return reported;
   }
 
-  // Also accepts ids of earlier program runs (the ledger's orphans).
+  // Also accepts instances that an earlier process of this program has started (Ledger::orphans()).
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
     auto it = processes.find(instance);
     if (it == processes.end()) {
@@ -386,9 +391,9 @@ struct LocalProvider final : Provider {
       process.is_child = false;
       it = processes.emplace(instance, std::move(process)).first;
     }
-    const bool was_asked = !it->second.stops.empty();
+    const bool is_stopping = !it->second.stops.empty();
     it->second.stops.push_back(ticket);
-    if (was_asked) return;
+    if (is_stopping) return;
     it->second.grace = grace;
     send_signal(it->second, SIGTERM);
   }

@@ -7,6 +7,7 @@
 namespace echoline::provisioner {
 namespace {
 
+// In the order in which they are shown. AddedProvider appends to it.
 std::vector<const ProviderKind*>& kinds() {
   static std::vector<const ProviderKind*> list{&local_kind(), &vast_kind(), &ssh_kind(), &exec_kind()};
   return list;
@@ -64,7 +65,7 @@ bool is_local_provider(std::string_view provider) {
 std::vector<std::string> offer_format_names() {
   std::vector<std::string> names{kAutoFormat, kOwnFormat};
   for (const ProviderKind* kind : kinds())
-    if (kind->offers) names.push_back(kind->offers->name);
+    if (kind->offer_format) names.push_back(kind->offer_format->name);
   return names;
 }
 
@@ -74,13 +75,10 @@ std::string join_with_or(const std::vector<std::string>& names) {
 
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question) {
-  // If this provider has no market, ends with the first one that has.
-  const ProviderKind* searched = provider_kind(provider);
-  for (const ProviderKind* kind : kinds()) {
-    if (searched && searched->search) break;
-    searched = kind;
-  }
-  if (searched && searched->search) return searched->search(options, question);
+  const ProviderKind* const own_kind = provider_kind(provider);
+  if (own_kind && own_kind->search) return own_kind->search(options, question);
+  for (const ProviderKind* kind : kinds())
+    if (kind->search) return kind->search(options, question);
   return fail(Code::kInvalid, "search the market", "no provider has a market to search; name a file in fleet.offers");
 }
 
@@ -104,7 +102,7 @@ std::optional<OwnInstance> own_instance() {
   std::optional<OwnInstance> instance;
   for (const ProviderKind* kind : kinds())  // all kinds, because each removes its secret from the environment
     if (kind->own_instance)
-      if (auto of_kind = kind->own_instance(); of_kind && !instance) instance = std::move(of_kind);
+      if (auto found = kind->own_instance(); found && !instance) instance = std::move(found);
   return instance;
 }
 

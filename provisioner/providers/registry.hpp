@@ -16,13 +16,14 @@ const ProviderKind& vast_kind();
 const ProviderKind& ssh_kind();
 const ProviderKind& exec_kind();
 
-// In display order.
+// In the order in which they are shown.
 const std::vector<const ProviderKind*>& provider_kinds();
 std::vector<std::string> provider_names();
 // Null for an unknown name.
 const ProviderKind* provider_kind(std::string_view name);
 
-// Adds a program's own provider to the list; the destructor removes it. No other thread may use the list during either.
+// Adds a program's own provider to the list; the destructor removes it. While either runs, no other thread may use the
+// list.
 class AddedProvider {
  public:
   explicit AddedProvider(ProviderKind kind);
@@ -39,8 +40,9 @@ Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const P
 
 // The names of the environment variables with credentials of any provider, and of echoline itself.
 std::vector<std::string> provider_secrets();
-// Whether a variable of this name holds a credential: one of provider_secrets(), or by its name, such as HF_TOKEN or
-// AWS_SECRET_ACCESS_KEY. No worker reads one, so workers on this machine and ssh do not inherit them.
+// Whether a variable of this name holds a credential: it is one of provider_secrets(), or its name ends like that of
+// one (HF_TOKEN, AWS_SECRET_ACCESS_KEY). Workers on this machine and ssh inherit no credentials, because no worker
+// reads any.
 bool is_credential(std::string_view variable);
 
 // ProviderKind::is_local; false for an unknown name.
@@ -56,7 +58,8 @@ std::string join_with_or(const std::vector<std::string>& names);
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question);
 
-// ProviderKind::bill by a provider's name; kNotFound if it has none. The options must outlive the function.
+// Returns a function that calls ProviderKind::bill of the named provider; kNotFound if that has none. `options` must
+// outlive the function.
 std::function<Result<Bill>(const std::string& provider, double from_unix_s, double to_unix_s)> bill_reader(
     const ProviderOptions& options);
 
@@ -64,8 +67,8 @@ std::function<Result<Bill>(const std::string& provider, double from_unix_s, doub
 std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& environment);
 std::optional<OwnInstance> own_instance();
 
-// ProviderKind::end_own_instance for a host of `provider`. If it has none, the lines of all providers, because commands
-// may rent a host from any service.
+// ProviderKind::end_own_instance for a host of `provider`. If the provider has none, the lines of all providers,
+// because the commands of "exec" may rent a host from any service.
 std::string end_own_instance_script(std::string_view provider);
 
 }  // namespace echoline::provisioner

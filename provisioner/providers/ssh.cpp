@@ -21,11 +21,14 @@ namespace {
 
 constexpr std::string_view kOperation = "ssh";
 constexpr std::string_view kIdPrefix = "ssh:";
-constexpr int kTriesMax = 4;
+constexpr int kTriesMax = 4;                               // of a command whose connection fails
 constexpr Duration kPauseFirst = std::chrono::seconds(2);  // before the second try; doubles with each further one
+constexpr int kSshFailed = 255;                            // the exit status of ssh if ssh itself fails
 
 struct Host {
-  std::string name, address, identity, folder = ".echoline";
+  std::string name, address;
+  std::string identity;              // file of the key; "": ssh's default
+  std::string folder = ".echoline";  // of the program, logs and records of running instances, on the host
   std::optional<std::uint32_t> port;
 };
 
@@ -36,28 +39,29 @@ bool is_plain_path(std::string_view text) {
                      [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/'; });
 }
 
-// The name of the file that records an instance on its host.
+// The name of the file that records the instance with this label on its host; a '/' cannot be in it.
 std::string file_of(std::string label) {
   std::replace(label.begin(), label.end(), '/', '+');
   return label;
 }
 
+// The inverse of file_of(). A label has no '+' (is_plain_path()).
 std::string label_of(std::string file) {
   std::replace(file.begin(), file.end(), '+', '/');
   return file;
 }
 
 // Whether ssh itself failed, not the command on the host.
-bool is_connection_failure(const CommandResult& result) { return result.status == 255; }
+bool is_connection_failure(const CommandResult& result) { return result.status == kSshFailed; }
 
-// Whether ssh needs a person to fix keys, so that retries are useless.
+// Whether the user must mend keys before ssh can connect, so that retries are useless.
 bool is_refused(const CommandResult& result) {
   return is_connection_failure(result) && (result.err.find("Permission denied") != std::string::npos ||
                                            result.err.find("Host key verification failed") != std::string::npos);
 }
 
-// Functions for every script. `ticks PID` prints the start time in clock ticks: field 22 of /proc/PID/stat, the 20th
-// after the name. `alive PID TICKS` tells whether the process with that start time still runs.
+// Functions for every script. `ticks PID` prints the process's start time in clock ticks: field 22 of /proc/PID/stat,
+// the 20th after the name. `alive PID TICKS` tells whether the process with this PID and start time still runs.
 constexpr const char* kShellFunctions = R"sh(
 ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
 alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
@@ -65,20 +69,20 @@ alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
 
 // Reads the hosts from YAML (configs/providers/README.md); an offer's `host` names one. start() copies the program,
 // argv[0], to the host if necessary and runs it in its own session, which outlives the connection. The command and its
-// environment, with the join token, are passed by stdin. A file per instance on the host records it for list() and the
-// watch. A listing is complete when every host has answered. An instance is reported as ended only when its host says
-// so; an unreachable host reports nothing.
+// environment, with the join token, are passed by stdin. For each instance, a file on its host (run/LABEL) records pid
+// and start time for list() and watch_hosts(). A listing is complete when every host has answered. An instance is
+// reported as ended only when its host says so; an unreachable host reports nothing.
 struct SshProvider final : Provider {
   struct Rented {
     std::string label;
     const Host* host = nullptr;
-    bool ended = false;
+    bool ended = false;  // Exited was reported
   };
-  std::vector<Host> hosts;
-  std::vector<std::string> options;
-  CommandTimes times{std::chrono::minutes(10), std::chrono::seconds(15)};
+  std::vector<Host> hosts;  // fixed after make(), so callbacks keep references
+  std::vector<std::string> ssh_options;
+  CommandTimes times{.limit = std::chrono::minutes(10), .watch_every = std::chrono::seconds(15)};
   CommandRunner commands;
-  std::map<std::string, Rented> rented;  // by id without prefix
+  std::map<std::string, Rented> rented;  // by HOST:PID:TICKS, the id without prefix
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
   std::size_t hosts_to_answer = 0;  // hosts that have not answered the present listings of watch_hosts()
@@ -89,11 +93,11 @@ struct SshProvider final : Provider {
     return it == hosts.end() ? nullptr : &*it;
   }
 
-  // The arguments of a program that runs the command on the host.
+  // The ssh command that runs `command` on the host.
   std::vector<std::string> ssh_argv(const Host& host, const std::string& command) const {
     std::vector<std::string> argv{
         "ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ConnectTimeout=15"};
-    for (const std::string& option : options) argv.insert(argv.end(), {"-o", option});
+    for (const std::string& option : ssh_options) argv.insert(argv.end(), {"-o", option});
     if (host.port) argv.insert(argv.end(), {"-p", std::to_string(*host.port)});
     if (!host.identity.empty()) argv.insert(argv.end(), {"-i", host.identity});
     argv.insert(argv.end(), {"--", host.address, command});
@@ -144,7 +148,7 @@ struct SshProvider final : Provider {
                          spec.offer.id, spec.offer.host));
     if (!is_plain_path(spec.label))
       return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
-    if (spec.program_on_instance) return run(ticket, *host, spec, spec.argv.at(0));
+    if (spec.program_on_instance) return run_program(ticket, *host, spec, spec.argv.at(0));
     std::string source = spec.argv.empty() ? "" : spec.argv[0];
     const bool is_bare_name = !spec.argv.empty() && source.find('/') == std::string::npos;
     if (is_bare_name) source = "/proc/self/exe";  // a bare name means this program itself
@@ -155,17 +159,17 @@ struct SshProvider final : Provider {
     // Size and time identify a build.
     const std::string program =
         fmt::format("program-{}-{}.{}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-    const auto look_for_program = [=, this](CommandRunner::Done then) {
-      run_on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), std::move(then));
+    const auto look_for_program = [=, this](CommandRunner::Done done) {
+      run_on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), std::move(done));
     };
     run_with_retries(look_for_program, [=, this](const CommandResult& result) {
       if (!result.good()) {
-        push_start_failed(ticket, error_of(*host, "look for the program", result), !is_refused(result),
+        push_start_failed(ticket, error_of(*host, "look for the program", result), /*retryable=*/!is_refused(result),
                           /*perhaps_rented=*/false);
       } else if (result.out.find("have") != std::string::npos) {
-        run(ticket, *host, spec, program);
+        run_program(ticket, *host, spec, program);
       } else {
-        // Copies the program last: a host that has it then also has its module.
+        // Copies the program after its module, so that a host that has the program also has the module.
         std::vector<std::pair<std::string, std::string>> files;
         std::error_code ec;
         const std::filesystem::path own_path = std::filesystem::read_symlink(source, ec);
@@ -177,16 +181,17 @@ struct SshProvider final : Provider {
     });
   }
 
-  // Copies `files` (local path, remote name) one after the other, then runs the program.
+  // Copies `files` (pairs of local path and name on the host) one after the other, then runs the program. A partly
+  // copied file has another name.
   void copy_and_run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
                     std::vector<std::pair<std::string, std::string>> files) {
-    if (files.empty()) return run(ticket, host, spec, program);
+    if (files.empty()) return run_program(ticket, host, spec, program);
     const std::string source = files.front().first,
                       remote_path = shell_quoted(host.folder + "/" + files.front().second);
     files.erase(files.begin());
-    const auto copy = [=, this, &host](CommandRunner::Done then) {
+    const auto copy = [=, this, &host](CommandRunner::Done done) {
       commands.run_file(ssh_argv(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", remote_path)),
-                        source, times.limit, std::move(then));
+                        source, times.limit, std::move(done));
     };
     run_with_retries(copy, [=, this, &host](const CommandResult& copied) {
       if (copied.good()) return copy_and_run(ticket, host, spec, program, files);
@@ -197,31 +202,34 @@ struct SshProvider final : Provider {
 
   // The script records the instance before it becomes the program, so there is no gap between the two. The command
   // waits up to 2 s for the record, and prints it.
-  void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
+  void run_program(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
     std::vector<std::string> argv = spec.argv;
     argv[0] = spec.program_on_instance ? program : "./" + program;
     const std::string file = file_of(spec.label);
     std::string launch_script = fmt::format(
         "{0}\necho \"$$ $(ticks $$)\" > noted-{1} && mv noted-{1} run/{1} || exit 1\n", kShellFunctions, file);
     launch_script += shell_script(argv, spec.env);
+    std::string script_end = "echoline-end";  // a line that the script does not have
+    while (launch_script.find("\n" + script_end + "\n") != std::string::npos) script_end += '-';
     run_on_host(host,
-                fmt::format("umask 077\ncat > start-{0} <<'echoline-end'\n{1}echoline-end\n"
+                fmt::format("umask 077\ncat > start-{0} <<'{2}'\n{1}{2}\n"
                             "setsid sh start-{0} < /dev/null > {0}.log 2>&1 &\n"
                             "i=0; while [ ! -s run/{0} ] && [ $i -lt 100 ]; do sleep 0.02; i=$((i+1)); done\n"
                             "rm -f start-{0}\ncat run/{0}\n",
-                            file, launch_script),
+                            file, launch_script, script_end),
                 [=, this, &host](const CommandResult& result) {
                   std::istringstream words(result.out);
                   std::uint64_t pid = 0, ticks = 0;
                   if (result.good() && words >> pid >> ticks)
                     return on_started(ticket, host, spec.label, fmt::format("{}:{}:{}", host.name, pid, ticks));
-                  const bool retry_if_none = is_connection_failure(result) && !is_refused(result) && tries < kTriesMax;
-                  search_started(
-                      ticket, host, spec.label, error_of(host, "start", result), !is_refused(result), [=, this, &host] {
-                        if (retry_if_none)
-                          retry_later(tries, [=, this, &host] { run(ticket, host, spec, program, tries + 1); });
-                        return retry_if_none;
-                      });
+                  const bool may_retry = is_connection_failure(result) && !is_refused(result) && tries < kTriesMax;
+                  const auto retry_if_none = [=, this, &host] {
+                    if (may_retry)
+                      retry_later(tries, [=, this, &host] { run_program(ticket, host, spec, program, tries + 1); });
+                    return may_retry;
+                  };
+                  search_started(ticket, host, spec.label, error_of(host, "start", result),
+                                 /*retryable=*/!is_refused(result), retry_if_none);
                 });
   }
 
@@ -248,13 +256,13 @@ struct SshProvider final : Provider {
   static constexpr bool kWithRetries = true, kOnce = false;
   void list_host(const Host& host, bool with_retries,
                  const std::function<void(const LabelsById&, const std::optional<Error>&)>& done) {
-    const auto list = [this, &host](CommandRunner::Done then) {
+    const auto list = [this, &host](CommandRunner::Done command_done) {
       run_on_host(
           host,
           "for f in run/*; do [ -f \"$f\" ] || continue; read -r pid ticks < \"$f\"\n"
           "if alive \"$pid\" \"$ticks\"; then echo \"${f#run/} $pid $ticks\"; else rm -f \"$f\"; fi; done; echo "
           "complete\n",
-          std::move(then));
+          std::move(command_done));
     };
     const auto read = [this, &host, done](const CommandResult& result) {
       if (!result.good() || result.out.find("complete") == std::string::npos)
@@ -269,7 +277,7 @@ struct SshProvider final : Provider {
   }
 
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
-    const std::string id = without_prefix(kIdPrefix, instance);  // HOST:PID:TICKS
+    const std::string id = id_after_prefix(kIdPrefix, instance);  // HOST:PID:TICKS
     const std::size_t last_colon = id.rfind(':');
     const bool has_pid = last_colon != std::string::npos && last_colon > 0;
     const std::size_t first_colon = has_pid ? id.rfind(':', last_colon - 1) : std::string::npos;
@@ -278,7 +286,7 @@ struct SshProvider final : Provider {
     const std::string pid = is_complete ? id.substr(first_colon + 1, last_colon - first_colon - 1) : "";
     const std::string ticks = is_complete ? id.substr(last_colon + 1) : "";
     const auto is_number = [](const std::string& text) {
-      constexpr std::size_t kDigitsMax = 19;
+      constexpr std::size_t kDigitsMax = 19;  // fits 64 bits
       return !text.empty() && text.size() <= kDigitsMax && text.find_first_not_of("0123456789") == std::string::npos;
     };
     if (!host || !is_number(pid) || !is_number(ticks)) {
@@ -291,7 +299,7 @@ struct SshProvider final : Provider {
       return;
     }
     rented.erase(id);
-    constexpr std::chrono::milliseconds kSleep{50};  // of the script's first loop
+    constexpr std::chrono::milliseconds kSleep{50};  // `sleep 0.05` in the script
     const auto grace_sleeps = std::chrono::duration_cast<std::chrono::milliseconds>(grace) / kSleep;
     // SIGTERM, SIGKILL after the grace, then up to 5 s for the end.
     run_on_host(*host,
@@ -324,7 +332,8 @@ struct SshProvider final : Provider {
         for (const auto& [id, label] : seen)
           if (label.starts_with(prefix))
             listed->instances.push_back({.instance = instance_of(id), .label = label, .usd_per_hour = std::nullopt});
-        if (--*unanswered_hosts == 0) events.push_back(*listed);
+        --*unanswered_hosts;
+        if (*unanswered_hosts == 0) events.push_back(*listed);
       });
   }
 
@@ -335,7 +344,7 @@ struct SshProvider final : Provider {
     std::set<const Host*> used_hosts;
     for (const auto& [id, known] : rented) used_hosts.insert(known.host);
     hosts_to_answer = used_hosts.size();
-    std::set<std::string> expected_ids;  // the answer may lack instances that start after this
+    std::set<std::string> expected_ids;  // an instance that starts later may be missing in the answer
     for (const auto& [id, known] : rented) expected_ids.insert(id);
     for (const Host* host : used_hosts)
       list_host(*host, kOnce,
@@ -390,7 +399,7 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
       host_section.error("name", "expected a name without ':' that no other host has");
     provider->hosts.push_back(std::move(host));
   }
-  root.read("options", provider->options, "more options of ssh, each passed after -o");
+  root.read("options", provider->ssh_options, "more options of ssh, each passed after -o");
   read_times(root, provider->times);
   if (provider->hosts.empty()) root.error("hosts", "expected at least one host");
   ECHO_TRY(config.finish());

@@ -29,31 +29,31 @@ constexpr std::size_t kTextMax = 200;                       // characters of the
 constexpr std::size_t kPagesMax = 2000;                     // of a listing
 constexpr int kTriesMax = 7;                                // of a request
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
-constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);  // when an instance ends itself
+constexpr Duration kOwnEndMax = std::chrono::minutes(5);  // how long an instance tries to end itself
 constexpr double kUsdPerHourMax = 1e6;
-constexpr double kDiskGbMin = 10;
+constexpr double kDiskGbMin = 10;    // a smaller disk is rented with this size
 constexpr double kBidFactor = 1.05;  // margin over the lowest accepted bid, so that a small rise does not outbid ours
 constexpr Duration kResumeMax = std::chrono::minutes(2);  // an instance must run again this soon after a raised bid
 constexpr Duration kOwnEndPollInterval = milliseconds(20);
 
-enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kUser, kEndpoints };
-// The service's minimum interval per endpoint and key.
+enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kUser, kEndpoints };  // kEndpoints: their number
+// By Endpoint: the service's minimum interval between requests with one key.
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
                                                       milliseconds(1000), milliseconds(5500), milliseconds(2000)};
-// Requests without an answer at a time. The interval counts from request to request, so slow answers do not delay the
-// next one. Pages of a listing follow each other.
+// By Endpoint: the most requests without an answer. The interval counts from request to request, so a slow answer does
+// not delay the next request. A page of a listing is requested with a token of the page before it.
 constexpr std::array<std::size_t, kEndpoints> kInFlightMax{8, 8, 4, 1, 2, 1};
-// Instances of one request to destroy, as the service's own client groups them.
+// The most instances that one request destroys, as in the service's own client.
 constexpr std::size_t kDestroyedTogetherMax = 64;
-// After instances were destroyed together, at most this many listings check whether they are gone, with this pause
-// between them.
+// After one request to destroy several instances, at most this many listings check whether they are gone, with this
+// pause between two listings.
 constexpr int kConfirmationsMax = 3;
 constexpr Duration kConfirmationPause = std::chrono::seconds(5);
-// How often the account's credit is read; in trouble, how often the service is asked whether it has ended.
+// How often the account's credit is read: normally, and while there is Impl::Trouble.
 constexpr Duration kAccountEvery = std::chrono::minutes(5), kTroubleEvery = std::chrono::minutes(1);
 constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // a longer time without any answer counts as trouble
 constexpr double kCreditMin = 0.01;                           // US dollars of credit that end Trouble::kCredit
-// Delays before listings that look for a create with an unclear result; new instances appear late.
+// Delays before the listings that look for the instance of a create with an unclear result; new instances appear late.
 constexpr std::array<Duration, 3> kSearchDelays{std::chrono::seconds(2), std::chrono::seconds(5),
                                                 std::chrono::seconds(15)};
 
@@ -72,10 +72,10 @@ Result<std::int64_t> contract_of(const InstanceId& id) {
   return fail(Code::kInvalid, kOperation, "expected an instance id like vast:1234, found '{}'", id.text);
 }
 
-// Parses an answer. If the text is not JSON, field() of the result is null.
+// Parses an answer's body. field() of the result is null if the body is not JSON.
 json parse_json(const std::string& body) { return json::parse(body, nullptr, /*allow_exceptions=*/false); }
 
-// A field of an answer; JSON null if it is missing.
+// A field of an object; JSON null if it is missing or if `object` is something else.
 const json& field(const json& object, const char* name) {
   static const json kNull;
   if (!object.is_object()) return kNull;
@@ -109,7 +109,7 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
-// An instance in the service's answer. The service calls its number a contract.
+// An instance in the service's answer. The service calls an instance's number a contract.
 struct Instance {
   std::int64_t contract = 0;
   InstanceInfo info;
@@ -117,7 +117,7 @@ struct Instance {
   bool outbid = false;            // stopped by a higher bid
   bool exited = false;            // its container has ended
   bool runs = false;              // its container runs
-  bool ending = false;            // the service is stopping it
+  bool ending = false;            // the service stops it now
   std::optional<double> bid_min;  // the lowest bid with which it would run
   std::string message;
 };
@@ -148,12 +148,13 @@ Result<json> create_body(const LaunchSpec& spec) {
   if (spec.argv.empty()) return fail(Code::kInvalid, kOperation, "there is no command to run");
   std::string command = "exec";
   for (const std::string& word : spec.argv) command += " " + quoted(word);
-  const std::string shell = "/bin/sh";
-  if (command.size() + shell.size() + 2 > kCommandMax)
+  const std::string shell = "/bin/sh", shell_option = "-c";
+  if (shell.size() + shell_option.size() + command.size() > kCommandMax)
     return fail(Code::kInvalid, kOperation, "the command has {} characters, {} are allowed", command.size(),
                 kCommandMax);
   json env = json::object();
-  for (const std::uint16_t port : spec.ports) env[fmt::format("-p {}:{}", port, port)] = "1";
+  for (const std::uint16_t port : spec.ports)
+    env[fmt::format("-p {}:{}", port, port)] = "1";  // the service's form of a port
   for (const auto& [name, value] : spec.env) env[name] = value;
   json body = {{"client_id", "me"},
                {"image", spec.image},
@@ -161,7 +162,7 @@ Result<json> create_body(const LaunchSpec& spec) {
                {"label", spec.label},
                {"runtype", "args"},
                {"onstart", shell},
-               {"args", {"-c", command}},
+               {"args", {shell_option, command}},
                {"env", env},
                {"cancel_unavail", true}};  // if the offer is taken: an error instead of a stopped instance
   if (spec.bid_usd_per_hour) body["price"] = *spec.bid_usd_per_hour;
@@ -185,16 +186,16 @@ struct VastProvider::Impl {
   struct Call {
     std::optional<Ticket> start;  // the ticket of start(), for a create
     HttpRequest request;
-    bool repeatable = false;  // may be sent again although the service may have received it
+    bool repeatable = false;  // may be sent again even if the service has perhaps received it
     Done done;
     TimePoint not_before{};
     int tries = 0;
   };
-  // The requests to one endpoint, which keep its interval.
+  // The requests to one endpoint.
   struct RequestQueue {
     std::deque<Call> waiting;
-    std::map<std::uint64_t, Call> in_flight;  // by the number of the request
-    TimePoint next_call_at{};
+    std::map<std::uint64_t, Call> in_flight;  // by HttpAnswer::request
+    TimePoint next_call_at{};                 // keeps the endpoint's interval
   };
   // A listing of all instances of the account, page by page.
   struct Listing {
@@ -210,18 +211,19 @@ struct VastProvider::Impl {
     bool runs = false;
     bool exited_reported = false;
     bool ending_reported = false;
-    double bid_usd = 0, bid_max_usd = 0;  // per hour; 0: rented on demand
-    TimePoint resume_deadline{};          // after a raised bid: until then, a stopped instance does not count as outbid
+    double bid_usd_per_hour = 0, bid_max_usd_per_hour = 0;  // 0: rented on demand
+    // After a raised bid: until then, a stopped instance does not count as outbid.
+    TimePoint resume_deadline{};
   };
 
   VastOptions options;
   HttpClient http;
   std::array<RequestQueue, kEndpoints> queues;
   std::map<std::int64_t, Rented> rented;                      // by contract, without instances that are being destroyed
-  std::map<std::string, double> bids;                         // the bids of pending creates, by label
+  std::map<std::string, double> bids;                         // the bids of pending creates per hour, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract: the callers to inform
-  std::deque<std::int64_t> to_destroy;                        // contracts in `destroying` that no request names yet
-  std::set<std::int64_t> seen;                 // contracts that this account has: rented by this process, or listed
+  std::deque<std::int64_t> to_destroy;                        // contracts in `destroying` without a request
+  std::set<std::int64_t> seen;                 // contracts known to be of this account: rented here, or listed
   std::set<std::int64_t> must_destroy_singly;  // contracts that a request for several did not destroy
   bool destroys_together = true;               // until the service refuses a request for several
   std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
@@ -230,10 +232,11 @@ struct VastProvider::Impl {
   std::vector<std::function<void(const Listing&)>> listing_callers;  // wait for the next listing
   bool is_listing = false;
   AccountChanged account;  // as reported last
+  // Why nothing can be rented: a refused key, no credit left, or no answer for kAnswerlessMax.
   enum class Trouble { kNone, kKey, kCredit, kSilence } trouble = Trouble::kNone;
-  TimePoint next_account_at{kNever};      // set by the first create
+  TimePoint next_account_at{kNever};      // when the credit is read next; set by the first create
   bool reads_account = false;             // a request for the account's credit is in progress
-  std::optional<TimePoint> silent_since;  // the first request without an answer since the last answer
+  std::optional<TimePoint> silent_since;  // the first lost request since the last answer; absent: none was lost
   bool watching = false;                  // the watch's listing is in progress
   bool failure_logged = false;            // a failure was logged since the last request that succeeded
 
@@ -253,7 +256,7 @@ struct VastProvider::Impl {
 
   // The service's error message, short and without the key.
   std::string message_of(const HttpAnswer& answer) const {
-    if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);
+    if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);  // there was no answer
     const json object = parse_json(answer.body);
     std::string message = text_field(object, "error");
     if (const std::string details = text_field(object, "msg"); !details.empty())
@@ -304,7 +307,7 @@ struct VastProvider::Impl {
     next_account_at = now + kTroubleEvery;
   }
 
-  // Learns the account's state from an answer to any request.
+  // Updates the account's trouble after an answer to any request.
   void judge_account(const HttpAnswer& answer) {
     if (answer.status == 0) {
       if (!silent_since) silent_since = now;
@@ -348,7 +351,7 @@ struct VastProvider::Impl {
     const auto refuse = [&](Error error) {
       push_start_failed(ticket, std::move(error), /*retryable=*/false, /*perhaps_rented=*/false);
     };
-    std::string_view ask = spec.offer.id;  // vast.ai's word for an offer
+    std::string_view ask = spec.offer.id;  // the service's word for an offer
     for (const std::string_view prefix : {"vast:", "vast-"})
       if (ask.starts_with(prefix)) ask.remove_prefix(prefix.size());
     if (!number_of(ask))
@@ -356,14 +359,14 @@ struct VastProvider::Impl {
                          spec.offer.id));
     LaunchSpec full_spec = spec;
     if (options.url != kVastUrl)
-      full_spec.env.emplace_back(kVastUrlVariable, options.url);  // it needs the address to end itself
+      full_spec.env.emplace_back(kVastUrlVariable, options.url);  // the instance needs it to end itself
     auto body = create_body(full_spec);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
     if (next_account_at == kNever) next_account_at = now;
     call(
         kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
-        body->dump(-1, ' ', false, json::error_handler_t::replace), kNotRepeatable,
+        body->dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace), kNotRepeatable,
         [this, ticket, label = spec.label](const HttpAnswer& answer) { on_create_answer(ticket, label, answer); },
         ticket);
   }
@@ -387,33 +390,36 @@ struct VastProvider::Impl {
       return;
     }
     // A request with status 429 after all tries, or one that was never sent, has rented nothing.
-    const bool refused_by_service = answer.status == 200 && field(object, "success") == json(false);
-    // After 408, a time-out, the result is unclear.
-    const bool refused = refused_by_service || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
+    const bool success_is_false = answer.status == 200 && field(object, "success") == json(false);
+    constexpr int kTimeOut = 408;  // leaves the result unclear
+    const bool is_client_error = answer.status >= 400 && answer.status < 500 && answer.status != kTimeOut;
+    const bool refused = success_is_false || is_client_error;
     if (refused || (answer.status == 0 && !answer.sent)) {
-      const bool by_account = answer.status != 0 && (refuses_key(answer) || lacks_credit(answer));
+      const bool key_refused = answer.status != 0 && refuses_key(answer);
+      const bool no_credit = answer.status != 0 && !key_refused && lacks_credit(answer);
       const bool retryable = answer.status == 0 || answer.status == 429;
-      if (answer.status != 0 && !refuses_key(answer) && lacks_credit(answer)) report_no_credit();
-      push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false, by_account);
+      if (no_credit) report_no_credit();
+      push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false,
+                        /*by_account=*/key_refused || no_credit);
       return;
     }
     search_created(ticket, label, error_of(answer, "create"), /*attempt=*/0);
   }
 
   void on_started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
-    const double bid_usd = bids[label];  // 0: on demand
+    const double bid_usd_per_hour = bids[label];  // 0: on demand
     bids.erase(label);
     Rented new_instance;
     new_instance.label = label;
     new_instance.usd_per_hour = usd_per_hour;
-    new_instance.bid_usd = bid_usd;
-    new_instance.bid_max_usd = bid_usd * (1 + options.bid_raise_max);
+    new_instance.bid_usd_per_hour = bid_usd_per_hour;
+    new_instance.bid_max_usd_per_hour = bid_usd_per_hour * (1 + options.bid_raise_max);
     rented[contract] = new_instance;
     seen.insert(contract);
     events.push_back(Started{.ticket = ticket, .instance = id_of(contract), .usd_per_hour = usd_per_hour});
   }
 
-  // Looks for the instance of a create with an unclear result. Destroys all but one with the label.
+  // Looks for the instance of a create with an unclear result. If several have its label, destroys all but one.
   void search_created(Ticket ticket, const std::string& label, const Error& error, std::size_t attempt) {
     if (attempt == kSearchDelays.size())
       return push_start_failed(ticket, error, /*retryable=*/true, /*perhaps_rented=*/true);
@@ -435,7 +441,7 @@ struct VastProvider::Impl {
   void destroy(std::int64_t contract, Destroyed done) {
     auto& callbacks = destroying[contract];
     callbacks.push_back(std::move(done));
-    if (callbacks.size() > 1) return;  // a request is in progress
+    if (callbacks.size() > 1) return;  // it is being destroyed already
     rented.erase(contract);
     to_destroy.push_back(contract);
   }
@@ -452,9 +458,10 @@ struct VastProvider::Impl {
            field(object, "error").is_null();
   }
 
-  // Forms a request to destroy only when it can be sent, so that it names all instances that are waiting by then.
+  // Forms a request to destroy instances only when it can be sent, so that it names all instances that wait by then.
   void form_destroy() {
     RequestQueue& queue = queues[kDestroy];
+    // A request that waits for another try goes first.
     const bool has_due = std::any_of(queue.waiting.begin(), queue.waiting.end(),
                                      [&](const Call& waiting) { return now >= waiting.not_before; });
     if (to_destroy.empty() || has_due || now < queue.next_call_at || queue.in_flight.size() >= kInFlightMax[kDestroy])
@@ -480,10 +487,9 @@ struct VastProvider::Impl {
     call(kDestroy, "DELETE", fmt::format("/api/v0/instances/{}/", contract), "", kRepeatable,
          [this, contract](const HttpAnswer& answer) {
            const bool absent = says_unknown(answer);
-           on_destroyed(
-               contract,
-               absent || is_success(answer) ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract))),
-               absent);
+           Status status = ok();
+           if (!absent && !is_success(answer)) status = error_of(answer, fmt::format("destroy {}", contract));
+           on_destroyed(contract, status, absent);
          });
   }
 
@@ -496,8 +502,8 @@ struct VastProvider::Impl {
              for (const std::int64_t contract : contracts) on_destroyed(contract, Status(error), /*absent=*/false);
              return;
            }
-           const bool is_broken = answer.status == 0 || answer.status == 429 || answer.status >= 500;
-           destroys_together = destroys_together && is_broken;
+           const bool is_temporary = answer.status == 0 || answer.status == 429 || answer.status >= 500;
+           if (!is_temporary) destroys_together = false;
            destroy_each(contracts);
          });
   }
@@ -507,17 +513,18 @@ struct VastProvider::Impl {
     to_destroy.insert(to_destroy.end(), contracts.begin(), contracts.end());
   }
 
-  // Looks whether the instances are gone. Those that stay are destroyed one by one.
+  // Checks whether the instances are gone. Those that are left after kConfirmationsMax listings are destroyed one by
+  // one.
   void confirm_destroyed(const std::vector<std::int64_t>& contracts, int attempt) {
     begin_listing([=, this](const Listing& listing) {
+      // An empty listing may be an error of the service, so one of the instances is queried by itself.
+      if (listing.result.complete && listing.contracts.empty()) return confirm_by_query(contracts);
       std::vector<std::int64_t> left;
       for (const std::int64_t contract : contracts)
-        if (!listing.result.complete || listing.contracts.contains(contract)) left.push_back(contract);
-      // An empty listing may be an error of the service, so one of the instances is requested by itself.
-      if (listing.result.complete && listing.contracts.empty()) return confirm_by_query(contracts);
-      const std::set<std::int64_t> stay(left.begin(), left.end());
-      for (const std::int64_t contract : contracts)
-        if (!stay.contains(contract)) on_destroyed(contract, ok(), /*absent=*/false);
+        if (!listing.result.complete || listing.contracts.contains(contract))
+          left.push_back(contract);
+        else
+          on_destroyed(contract, ok(), /*absent=*/false);
       if (left.empty()) return;
       if (attempt == kConfirmationsMax) return destroy_each(left);
       delayed.emplace_back(now + kConfirmationPause, [=, this] { confirm_destroyed(left, attempt + 1); });
@@ -532,7 +539,7 @@ struct VastProvider::Impl {
          });
   }
 
-  // Whether the answer to the request for an instance says that there is none.
+  // Whether the answer to a query for an instance says that there is none.
   static bool says_none(const HttpAnswer& answer) {
     const json object = parse_json(answer.body);
     const bool has_no_instance =
@@ -549,7 +556,7 @@ struct VastProvider::Impl {
   // All callers that wait when a listing begins share it, because a listing of hundreds of instances takes many pages.
   void begin_listing(std::function<void(const Listing&)> done) {
     listing_callers.push_back(std::move(done));
-    if (!is_listing) list_for_callers();
+    if (!is_listing) list_for_callers();  // otherwise the next listing begins when the present one ends
   }
 
   void list_for_callers() {
@@ -634,26 +641,26 @@ struct VastProvider::Impl {
 
   // Raises our bid up to its limit if other bids are higher or about to win.
   void raise_bid(const Instance& instance, Rented& known) {
-    if (!instance.is_bid || !instance.bid_min || known.bid_usd <= 0 || now < known.resume_deadline) return;
-    const bool must_raise = instance.outbid || instance.ending || *instance.bid_min > known.bid_usd;
-    const double new_bid_usd = std::min(known.bid_max_usd, *instance.bid_min * kBidFactor);
-    if (!must_raise || new_bid_usd < *instance.bid_min || new_bid_usd <= known.bid_usd) return;
+    if (!instance.is_bid || !instance.bid_min || known.bid_usd_per_hour <= 0 || now < known.resume_deadline) return;
+    const bool must_raise = instance.outbid || instance.ending || *instance.bid_min > known.bid_usd_per_hour;
+    const double new_bid = std::min(known.bid_max_usd_per_hour, *instance.bid_min * kBidFactor);  // $ per hour
+    if (!must_raise || new_bid < *instance.bid_min || new_bid <= known.bid_usd_per_hour) return;
     known.resume_deadline = now + kResumeMax;
     const std::string path = fmt::format("/api/v0/instances/bid_price/{}/", instance.contract);
-    call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", new_bid_usd}}.dump(), kRepeatable,
-         [this, contract = instance.contract, new_bid_usd, was_stopped = instance.outbid](const HttpAnswer& answer) {
+    call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", new_bid}}.dump(), kRepeatable,
+         [this, contract = instance.contract, new_bid, was_stopped = instance.outbid](const HttpAnswer& answer) {
            const auto it = rented.find(contract);
            if (it == rented.end()) return;
            const json object = parse_json(answer.body);
            if (answer.status != 200 || field(object, "success") == json(false)) {
              it->second.resume_deadline = {};
-             it->second.bid_max_usd = 0;  // no further try, so that the failure is reported only once
+             it->second.bid_max_usd_per_hour = 0;  // no further try, so that the failure is reported only once
              return log::warn("{}: {}", kOperation,
                               error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
            }
-           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label,
-                     new_bid_usd, it->second.bid_usd);
-           it->second.bid_usd = new_bid_usd;
+           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label, new_bid,
+                     it->second.bid_usd_per_hour);
+           it->second.bid_usd_per_hour = new_bid;
            it->second.resume_deadline = now + kResumeMax;
            if (!was_stopped) return;
            call(kBid, "PUT", fmt::format("/api/v0/instances/{}/", contract), R"({"state":"running"})", kRepeatable,
@@ -661,7 +668,7 @@ struct VastProvider::Impl {
          });
   }
 
-  // Queries an instance that a listing lacks; only a definite answer counts.
+  // Queries an instance that a listing lacks. It has ended only if the answer says so.
   void query(std::int64_t contract) {
     call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", kRepeatable,
          [this, contract](const HttpAnswer& answer) {
@@ -673,23 +680,25 @@ struct VastProvider::Impl {
          });
   }
 
-  // Whether the answer says neither that the request succeeded nor what is wrong with it: a page of a proxy, or a
-  // failure of a request for which the service has no other refusal.
+  // Whether an answer with status 200 gives no result and no reason, so that another try may help: a page of a proxy,
+  // or `success: false` for a request that the service has no reason to refuse.
   static bool is_empty_error(const Call& call, const HttpAnswer& answer) {
     if (answer.status != 200) return false;
     const json object = parse_json(answer.body);
     if (!object.is_object()) return true;
-    const bool is_simple =
+    const bool is_never_refused =
         call.request.method == "GET" || (call.request.method == "DELETE" && call.request.body.empty());
-    return is_simple && field(object, "success") == json(false) && !says_unknown(answer) && !refuses_key(answer);
+    return is_never_refused && field(object, "success") == json(false) && !says_unknown(answer) && !refuses_key(answer);
   }
 
-  // Returns whether to repeat a call, and sets its delay if so. A request that came too soon delays the whole endpoint.
+  // Returns whether to repeat the call, and sets its delay if so. After 429 (too many requests), all calls of the
+  // endpoint wait.
   bool schedule_retry(RequestQueue& queue, Call& call, const HttpAnswer& answer) {
     const bool is_too_frequent = answer.status == 429, is_unsent = answer.status == 0 && !answer.sent;
-    const bool is_broken =
+    const bool may_be_lost =
         call.repeatable && (answer.status == 0 || answer.status >= 500 || is_empty_error(call, answer));
-    if (!(is_too_frequent || is_unsent || is_broken) || ++call.tries >= kTriesMax) return false;
+    if (!is_too_frequent && !is_unsent && !may_be_lost) return false;
+    if (++call.tries >= kTriesMax) return false;
     if (!is_too_frequent && !std::exchange(failure_logged, true))
       log::warn("{}: {}; retrying", kOperation, message_of(answer));
     Duration backoff = kBackoffFirst;
@@ -747,10 +756,10 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
   if (!url.empty()) options.url = url;
   options.key = key;
   VastProvider provider(std::move(options));
-  constexpr Ticket kStop = 0;
+  constexpr Ticket kStop = 0;  // any number, because there is only one request
   provider.stop(kStop, {std::string(kIdPrefix) + id}, Duration{});
   const SystemClock clock;
-  const TimePoint deadline = clock.now() + kDestroyTimeMax;
+  const TimePoint deadline = clock.now() + kOwnEndMax;
   while (clock.now() < deadline) {
     for (const ProviderEvent& event : provider.poll(clock.now())) {
       if (std::get_if<Stopped>(&event)) return ok();
@@ -758,7 +767,7 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
     }
     std::this_thread::sleep_for(kOwnEndPollInterval);
   }
-  return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kDestroyTimeMax));
+  return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kOwnEndMax));
 }
 
 VastProvider::VastProvider(VastOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

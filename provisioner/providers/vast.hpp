@@ -11,12 +11,12 @@ namespace echoline::provisioner {
 
 inline constexpr const char* kVastName = "vast";
 inline constexpr const char* kVastUrl = "https://console.vast.ai";
-// Most creates that wait for the service's interval or its answer at a time. An answer takes up to half a minute, and a
-// create may leave every 4.5 s.
+// The most creates that are useful at a time. The service allows one every 4.5 s, and an answer takes up to half a
+// minute.
 inline constexpr std::size_t kVastStartsAtOnce = 8;
 inline constexpr double kComputeCapabilityScale = 100;  // the service writes a compute capability of 8.9 as 890
 inline constexpr const char* kVastKeyVariable = "VAST_API_KEY";
-// Tells a container the service's URL, if it is not the default one.
+// The environment variable that tells a container the service's URL, if it is not the default one.
 inline constexpr const char* kVastUrlVariable = "ECHOLINE_VAST_URL";
 
 struct VastOptions {
@@ -31,10 +31,10 @@ struct VastOptions {
 // wrong.
 Result<std::string> read_vast_key(const std::filesystem::path& file);
 
-// Called inside an instance: destroys it, with the key that can do only that. `url` "": the default service. Blocks.
+// Called inside an instance: destroys it, with a key that can do nothing else. `url` "": the default service. Blocks.
 Status end_own_vast_instance(const std::string& url, const std::string& key, const std::string& id);
 
-// A text in this format is the service's reply to a search, or only the list of offers in such a reply.
+// The format of offers: the service's reply to a search, or only the list of offers in the reply. For an OfferFormat.
 bool is_vast_reply(std::string_view head);
 Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading);
 
@@ -45,8 +45,8 @@ Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view nam
 //   before the failure is reported.
 // - List: an instance that a listing lacks is queried by itself before it counts as gone. A listing with a failed page
 //   is incomplete.
-// - Bids: if another bid is higher, ours is raised up to its limit. The instance counts as outbid only if it then does
-//   not run again.
+// - Bids: if another bid is higher, ours is raised up to its limit. The instance counts as outbid only if it does not
+//   run again soon after that.
 class VastProvider final : public Provider {
  public:
   explicit VastProvider(VastOptions options);

@@ -16,8 +16,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kOperation = "bill of vast.ai";
-constexpr double kAmountMax = 1e9;
-constexpr std::size_t kPagesMax = 1000;
+constexpr double kAmountMax = 1e9;                       // US dollars
+constexpr std::size_t kPagesMax = 1000;                  // of a bill
+constexpr std::size_t kMessageMax = 200;                 // bytes of an answer in a message
 constexpr std::string_view kSourcePrefix = "instance-";  // before the instance's number
 
 // Reads an object from the service, with retries.
@@ -30,7 +31,8 @@ Result<json> get_object(HttpClient& client, const VastBillQuestion& question, co
     const HttpAnswer answer = client.ask({"GET", url, ""});
     json object = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     if (answer.status == 200 && object.is_object() && object.value("success", json(true)) != json(false)) return object;
-    why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
+    why = answer.status == 0 ? answer.trouble
+                             : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, kMessageMax));
     const std::string& key = question.key;
     for (auto begin = why.find(key); !key.empty() && begin != std::string::npos; begin = why.find(key))
       why.replace(begin, key.size(), "...");  // the message must not show the key
@@ -88,7 +90,7 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Charg
       const auto item_usd = item.is_object() ? amount_of(item) : std::nullopt;
       if (!item_usd || !type.is_string()) return malformed("'type' and 'amount' of every item of " + name);
       if (type == "gpu" || type == "disk") charge.usd_rent += *item_usd;
-      if (type == "bwd" || type == "bwu") charge.usd_traffic += *item_usd;  // bandwidth down and up
+      if (type == "bwd" || type == "bwu") charge.usd_traffic += *item_usd;  // bytes down and up
     }
     charges.push_back(charge);
   }
@@ -128,7 +130,7 @@ Result<Bill> ask_vast_bill(const VastBillQuestion& question) {
                         {"type", {{"in", {"instance"}}}}};
   const std::string path =
       "/api/v0/charges/?format=table&latest_first=false&limit=500&select_filters=" + url_escaped(filters.dump());
-  std::set<std::string> tokens;  // of all pages so far: a repeated token would repeat the pages for ever
+  std::set<std::string> tokens;  // of all pages so far; a repeated token would repeat the pages for ever
   for (std::string token;;) {
     ECHO_ASSIGN(const json page,
                 get_object(client, question, token.empty() ? path : path + "&after_token=" + url_escaped(token)));

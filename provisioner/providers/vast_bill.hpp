@@ -13,7 +13,7 @@ namespace echoline::provisioner {
 struct VastBillQuestion {
   std::string url = kVastUrl;
   std::string key;
-  double from_unix_s = 0, to_unix_s = 0;  // extended to whole days (UTC)
+  double from_unix_s = 0, to_unix_s = 0;  // widened to whole days (UTC)
   Duration timeout = std::chrono::seconds(30);
   Duration pause = std::chrono::seconds(2);  // between requests; doubles after a failure
   int tries = 5;                             // per request

@@ -13,15 +13,15 @@
 namespace echoline::provisioner {
 namespace {
 
-// Environment variables that the service sets in a container: its number, and a key that can only end it.
+// Environment variables that the service sets in a container: the instance's number, and a key that can only end it.
 constexpr const char* kIdVariable = "CONTAINER_ID";
 constexpr const char* kKeyVariable = "CONTAINER_API_KEY";
 
 std::string url_of(const ProviderOptions& options) {
   const std::string url = options.service(kVastName).url;
   if (!url.empty()) return url;
-  const char* const of_environment = std::getenv(kVastUrlVariable);
-  return of_environment != nullptr && *of_environment != '\0' ? of_environment : kVastUrl;
+  const char* const env_url = std::getenv(kVastUrlVariable);
+  return env_url != nullptr && *env_url != '\0' ? env_url : kVastUrl;
 }
 
 Result<std::string> key_of(const ProviderOptions& options) {
@@ -65,7 +65,7 @@ Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_
 }
 
 Result<Account> account(const ProviderOptions& options) {
-  VastBillQuestion question;
+  VastBillQuestion question;  // with short times, because ProviderKind::account waits only a few seconds
   question.url = url_of(options);
   ECHO_ASSIGN(question.key, key_of(options));
   question.timeout = std::chrono::seconds(10);
@@ -107,18 +107,18 @@ const ProviderKind& vast_kind() {
       .make = make,
       .reports_phases = true,
       .starts_at_once = kVastStartsAtOnce,
-      // A learner on a host of vast.ai has the second one, with which a local worker would end that host.
+      // A learner on a host of vast.ai has kKeyVariable. A local worker that inherited it would end that host.
       .secrets = {kVastKeyVariable, kKeyVariable},
       .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is sent to vast.ai only.",
       .read_settings = read_settings,
-      .offers = OfferFormat{.name = kVastName,
-                            .meaning = "the reply to a search of vast.ai",
-                            .recognises = is_vast_reply,
-                            .read = [](std::string_view text, std::string_view name,
-                                       const OfferReadOptions& reading) -> Result<OfferList> {
-                              ECHO_ASSIGN(auto offers, read_vast(text, name, reading));
-                              return OfferList{.offers = std::move(offers), .format = {}};
-                            }},
+      .offer_format = OfferFormat{.name = kVastName,
+                                  .meaning = "the reply to a search of vast.ai",
+                                  .recognises = is_vast_reply,
+                                  .read = [](std::string_view text, std::string_view name,
+                                             const OfferReadOptions& reading) -> Result<OfferList> {
+                                    ECHO_ASSIGN(auto offers, read_vast(text, name, reading));
+                                    return OfferList{.offers = std::move(offers), .format = {}};
+                                  }},
       .search = search,
       .title = "vast.ai",
       .bill = bill,

@@ -1,5 +1,5 @@
-// Parses replies to searches of vast.ai. An offer has about eighty fields, each possibly null; the parser keeps only
-// the needed ones as they stream by.
+// Parses replies to searches of vast.ai. An offer has about eighty fields, each possibly null. The parser streams, and
+// keeps only the needed fields.
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -14,23 +14,23 @@ namespace {
 constexpr double kHoursPerMonth = 720;  // as the service counts
 constexpr double kBytesPerGb = 1e9;
 
-// The fields of an offer that are numbers and are used.
+// The used fields of an offer that are numbers; kNumberFields has their names.
 enum class Field {
   kGpus,
   kGpuMemoryMb,
-  kUp,
-  kDown,
+  kUpMbit,
+  kDownMbit,
   kReliability,
   kReliability2,
-  kDuration,
+  kDurationSeconds,
   kDlperf,
-  kBase,
-  kMinBid,
-  kStorageMonth,
-  kUpCost,
-  kDownCost,
-  kUpCostTb,
-  kDownCostTb,
+  kUsdPerHour,
+  kBidUsdPerHourMin,
+  kStorageUsdPerGbMonth,
+  kUpUsdPerGb,
+  kDownUsdPerGb,
+  kUpUsdPerTb,
+  kDownUsdPerTb,
   kMemoryMb,
   kShareOfGpus,
   kDiskGb,
@@ -70,6 +70,7 @@ constexpr std::array<NumberField, static_cast<std::size_t>(Field::kCount)> kNumb
      {"direct_port_count", -1, 65535},
      {"hosting_type", -1e6, 1e6}}};
 
+// An offer as the service states it; an absent field was null or missing.
 struct RawOffer {
   std::array<std::optional<double>, static_cast<std::size_t>(Field::kCount)> numbers;
   std::string id, machine, owner, gpu, place, verification;
@@ -90,36 +91,39 @@ Offer offer_of(const RawOffer& raw, const OfferReadOptions& reading) {
   if (raw[Field::kGpuMemoryMb]) o.vram_gb = *raw[Field::kGpuMemoryMb] / 1000;
   o.place = raw.place;
   // 0 stands for a link that was never measured.
-  if (const auto up = raw[Field::kUp]; up && *up > 0) o.up = BitRate::from_mbit_per_s(*up);
-  if (const auto down = raw[Field::kDown]; down && *down > 0) o.down = BitRate::from_mbit_per_s(*down);
+  if (const auto up = raw[Field::kUpMbit]; up && *up > 0) o.up = BitRate::from_mbit_per_s(*up);
+  if (const auto down = raw[Field::kDownMbit]; down && *down > 0) o.down = BitRate::from_mbit_per_s(*down);
+  // An offer may state the figure under either name, or both.
   o.reliability = raw[Field::kReliability2] ? raw[Field::kReliability2] : raw[Field::kReliability];
-  // The memory is the machine's; an offer gets its share of the GPUs of it.
+  // The stated memory is the whole machine's. An offer has the same share of it as of the GPUs.
   if (raw[Field::kMemoryMb]) o.memory_gb = *raw[Field::kMemoryMb] / 1000 * raw[Field::kShareOfGpus].value_or(1);
   o.disk_gb = raw[Field::kDiskGb];
   o.cuda_max = raw[Field::kCudaMax];
   if (raw[Field::kComputeCapability]) o.compute_capability = *raw[Field::kComputeCapability] / kComputeCapabilityScale;
   if (const auto ports = raw[Field::kOpenPorts]) o.open_ports = static_cast<int>(std::max(0.0, *ports));
   if (!raw.verification.empty()) o.verified = raw.verification == "verified";
-  if (raw[Field::kHostingType]) o.datacenter = *raw[Field::kHostingType] == 1;
-  if (raw[Field::kDuration]) o.duration_max = from_seconds(*raw[Field::kDuration]);
+  constexpr double kDatacenter = 1;  // of hosting_type
+  if (raw[Field::kHostingType]) o.datacenter = *raw[Field::kHostingType] == kDatacenter;
+  if (raw[Field::kDurationSeconds]) o.duration_max = from_seconds(*raw[Field::kDurationSeconds]);
   o.rentable = raw.rentable.value_or(true) && !raw.rented.value_or(false);
   o.dlperf = raw[Field::kDlperf];
-  o.gpu_usd_per_hour = raw[Field::kBase];
-  o.bid_usd_per_hour_min = raw[Field::kMinBid];
-  if (raw[Field::kStorageMonth])
+  o.gpu_usd_per_hour = raw[Field::kUsdPerHour];
+  o.bid_usd_per_hour_min = raw[Field::kBidUsdPerHourMin];
+  if (raw[Field::kStorageUsdPerGbMonth])
     o.storage_usd_per_hour =
-        static_cast<double>(reading.disk.count) / kBytesPerGb * *raw[Field::kStorageMonth] / kHoursPerMonth;
+        static_cast<double>(reading.disk.count) / kBytesPerGb * *raw[Field::kStorageUsdPerGbMonth] / kHoursPerMonth;
   const auto usd_per_gb = [&](Field per_gb, Field per_tb) {
     if (raw[per_gb]) return raw[per_gb];
     return raw[per_tb] ? std::optional(*raw[per_tb] / 1000) : std::nullopt;
   };
-  o.upload_usd_per_gb = usd_per_gb(Field::kUpCost, Field::kUpCostTb);
-  o.download_usd_per_gb = usd_per_gb(Field::kDownCost, Field::kDownCostTb);
+  o.upload_usd_per_gb = usd_per_gb(Field::kUpUsdPerGb, Field::kUpUsdPerTb);
+  o.download_usd_per_gb = usd_per_gb(Field::kDownUsdPerGb, Field::kDownUsdPerTb);
   return o;
 }
 
-// Receives the tokens of the JSON text. Depth 1 is the root. The offers are the elements of the root, or of the list
-// "offers" in the root, which are one level deeper.
+// Receives the tokens of the JSON text. The depth counts open objects and lists: 1 in the root. The list of offers is
+// the root itself (depth 1) or the root's member "offers" (depth 2). An offer is one level deeper than its list. To
+// return false would end the parsing.
 class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   OfferHandler(std::string_view name, const OfferReadOptions& reading) : problems_(name), reading_(reading) {}
@@ -164,7 +168,7 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return true; }
   bool start_object(std::size_t) override {
     ++depth_;
-    if (!offers_depth_ || depth_ != *offers_depth_ + 1) return true;
+    if (!is_in_offer()) return true;
     current_ = RawOffer{};
     problems_before_ = problem_count_;
     key_.clear();
@@ -176,7 +180,7 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool end_object() override {
-    if (offers_depth_ && depth_ == *offers_depth_ + 1) finish_offer();
+    if (is_in_offer()) finish_offer();
     --depth_;
     return true;
   }
@@ -215,9 +219,11 @@ class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
  private:
   bool is_in_offer() const { return offers_depth_ && depth_ == *offers_depth_ + 1; }
 
+  // `exact_value`: the number as it was read, because a double cannot hold every id.
   template <class Exact>
   bool number(double value, Exact exact_value) {
-    if (offers_depth_ && depth_ == *offers_depth_ + 2 && key_ == "gpu_ids") {
+    const bool is_in_list_of_offer = offers_depth_ && depth_ == *offers_depth_ + 2;
+    if (is_in_list_of_offer && key_ == "gpu_ids") {
       if (value < 0 || value >= kGpusMax || value != std::floor(value))
         add_problem(fmt::format("gpu_ids: expected numbers of 0 to {}, found {}", kGpusMax - 1, value));
       else

@@ -1,6 +1,7 @@
 // Searches vast.ai's market; the provider's kind (vast_kind.cpp) calls it.
 #include "provisioner/providers/vast_search.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -30,11 +31,16 @@ HttpAnswer search_once(const std::string& url, const std::string& body, const Va
   return cancelled;
 }
 
+// Two capital letters, as in "US".
+bool is_country_code(std::string_view place) {
+  return place.size() == 2 && std::ranges::all_of(place, [](char c) { return c >= 'A' && c <= 'Z'; });
+}
+
 }  // namespace
 
 std::string vast_search_body(const VastSearch& search, const PlanRequest& request) {
-  // The search must not use a limit for a value that fleet.assume supplies, because it would exclude the offers that do
-  // not state the value.
+  // Sets no limit on a value that fleet.assume supplies, because the service would leave out the offers that do not
+  // state the value.
   const double disk_gb = static_cast<double>(search.disk.count) / 1e9;
   nlohmann::json body = {{"rentable", {{"eq", true}}},
                          {"rented", {{"eq", false}}},
@@ -42,12 +48,16 @@ std::string vast_search_body(const VastSearch& search, const PlanRequest& reques
                          {"limit", search.offers_max},
                          {"allocated_storage", disk_gb},
                          {"disk_space", {{"gte", disk_gb}}}};
+  // The cheapest per benchmark point first, because the reply is cut at `offers_max`.
   body["order"] = nlohmann::json::array({nlohmann::json::array({"dlperf_per_dphtotal", "desc"})});
   if (request.gpu_memory_min && !request.fleet.assume.vram_gb)
     body["gpu_ram"] = {{"gte", static_cast<double>(request.gpu_memory_min->count) / 1e6}};
   if (request.fleet.reliability_min && !request.fleet.assume.reliability)
     body["reliability"] = {{"gte", *request.fleet.reliability_min}};
   if (request.fleet.up_min && !request.fleet.assume.up) body["inet_up"] = {{"gte", request.fleet.up_min->mbit_per_s()}};
+  // The service compares countries by their code only, so other places are left to the plan.
+  if (const auto& places = request.fleet.places; !places.empty() && std::ranges::all_of(places, is_country_code))
+    body["geolocation"] = {{"in", places}};
   const OfferConditions& where = request.fleet.where;
   if (!where.gpus.empty()) body["gpu_name"] = {{"in", where.gpus}};
   if (where.gpu_count_min) body["num_gpus"]["gte"] = *where.gpu_count_min;
@@ -77,7 +87,8 @@ Result<std::string> search_vast(const VastSearch& search, const PlanRequest& req
     if (answer.status == 200) return std::move(answer.body);
     why = answer.status == 0 ? answer.trouble
                              : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, kBodyShown));
-    const bool is_temporary = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
+    const bool is_lost = answer.status == 0 && answer.sent;  // if it was not even sent, the URL or the network is wrong
+    const bool is_temporary = is_lost || answer.status == 429 || answer.status >= 500;
     if (!is_temporary) break;
   }
   return fail(Code::kUnavailable, kOperation, "{}: {}; try again later, or plan from a recorded reply (fleet.offers)",

@@ -10,15 +10,15 @@ namespace echoline::provisioner {
 
 struct VastSearch {
   std::string url = kVastUrl;
-  Bytes disk{};  // a worker's disk: prices include it
+  Bytes disk{};  // of a worker; the service includes it in its prices
   std::size_t offers_max = 2000;
   Duration timeout = std::chrono::seconds(30);
   Duration pause = std::chrono::seconds(6);  // between tries: ten searches a minute are allowed
   int tries = 3;
-  const std::atomic<bool>* stop = nullptr;  // set when the reply is not needed any more
+  const std::atomic<bool>* stop = nullptr;  // true: the reply is not needed any more
 };
 
-// The body of the search; it excludes offers that the request would refuse.
+// The body of the search. It asks only for offers that `request` would not refuse.
 std::string vast_search_body(const VastSearch& search, const PlanRequest& request);
 
 // The reply, for parse_offers(). Blocks. kUnavailable if all tries failed.

@@ -69,7 +69,7 @@ TEST(CapacityTarget, WithTheRequiredCapacityTheNeededStalenessIsWithinTheBudget)
     EXPECT_LE(needed_staleness(pace, times.broadcast, target->required_rollouts_per_s), budget) << round;
     limited += target->required_rollouts_per_s >
                capacity_target(pace, times, {.headroom = 0})->required_rollouts_per_s * (1 + 1e-9);
-    const auto most = capacity_target(pace, half_of_longest_times(pace, terms), terms);
+    const auto most = capacity_target(pace, half_of_longest_publication_times(pace, terms), terms);
     ASSERT_TRUE(most);
     EXPECT_LE(most->required_rollouts_per_s,
               2 * pace.rollouts_per_step / echoline::seconds(pace.step_time) * (1 + 1e-9));

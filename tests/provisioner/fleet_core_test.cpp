@@ -460,9 +460,6 @@ TEST_F(Fleet, AStartWithoutAnAnswerIsLookedUpUntilItIsKnown) {
   notify(fleet::Started{tickets["a"], {"late"}, {}});
   EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  // A start whose machine was forgotten is stopped as well.
-  notify(fleet::Started{99, {"very late"}, {}});
-  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"], 99));
 }
 
 TEST_F(Fleet, MachinesOfAnEarlierProcessAreUsed) {

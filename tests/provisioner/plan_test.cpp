@@ -111,7 +111,7 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   // T_b belongs to this topology, and the target to this T_b.
   const auto times = replayed(plan);
   ASSERT_TRUE(times);
-  EXPECT_EQ(plan.broadcast_time, times->fraction(0.9));
+  EXPECT_EQ(plan.broadcast_time, times->quorum_time(0.9));
   EXPECT_EQ(plan.broadcast_time_last, times->last());
   EXPECT_DOUBLE_EQ(plan.target.required_rollouts_per_s, 256 / (1 - echoline::seconds(plan.broadcast_time)));
   EXPECT_GE(plan.rollouts_per_s, plan.target.provisioned_rollouts_per_s);
@@ -260,8 +260,8 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   const double usd = plan.usd_per_hour.expected;
   EXPECT_NEAR(plan.usd_per_hour.low, usd / 1.50, 1e-9);
   EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.50, 1e-9);
-  EXPECT_NEAR(plan.rollouts_range().low, plan.rollouts_per_s * 0.50, 1e-9);
-  EXPECT_NEAR(plan.rollouts_range().high, plan.rollouts_per_s * 1.50, 1e-9);
+  EXPECT_NEAR(plan.rollouts_per_s_estimate().low, plan.rollouts_per_s * 0.50, 1e-9);
+  EXPECT_NEAR(plan.rollouts_per_s_estimate().high, plan.rollouts_per_s * 1.50, 1e-9);
   for (Offer& o : offers) {
     o.rollouts_uncertainty = 0.25;
     o.rollouts_from = "an operator who has tried";
@@ -604,7 +604,7 @@ TEST(MakePlan, InstallingIsPartOfTheBroadcastTime) {
   const Plan plan = planned(r, offers);
   const auto times = replayed(plan);
   ASSERT_TRUE(times);
-  EXPECT_EQ(plan.broadcast_time, times->fraction(0.9) + milliseconds(100));
+  EXPECT_EQ(plan.broadcast_time, times->quorum_time(0.9) + milliseconds(100));
   EXPECT_GT(plan.target.required_rollouts_per_s, plain.target.required_rollouts_per_s);
 }
 
@@ -849,9 +849,9 @@ TEST(Output, APlanReadsBackToTheSame) {
     r.fleet.assume.upload_usd_per_gb = 0.1;
     r.fleet.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
     r.paths.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
-    r.paths.regions.ways.links.assign(2, std::vector<chains::RegionLink>(2));
-    r.paths.regions.ways.links[0][1].rate = BitRate::from_mbit_per_s(100);
-    r.paths.regions.ways.links[1][1].delay = milliseconds(3);
+    r.paths.regions.graph.links.assign(2, std::vector<chains::RegionLink>(2));
+    r.paths.regions.graph.links[0][1].rate = BitRate::from_mbit_per_s(100);
+    r.paths.regions.graph.links[1][1].delay = milliseconds(3);
     Plan plan = planned(r, *offers);
     plan.market = {"market.json", "own", 1.7e9};
     const std::string text = plan.to_json().dump();

@@ -34,9 +34,9 @@ TEST(Regions, APlaceContainsWholeWords) {
 RegionMap two_regions() {
   RegionMap map;
   map.regions = {{"america", {"US", "CA"}}, {"europe", {"SE", "eu-west"}}};
-  map.ways.links.assign(2, std::vector<chains::RegionLink>(2));
-  map.ways.links[0][1] = {BitRate::from_mbit_per_s(20), std::chrono::milliseconds(45)};
-  map.ways.links[1][0] = {BitRate::from_mbit_per_s(10), std::chrono::milliseconds(45)};
+  map.graph.links.assign(2, std::vector<chains::RegionLink>(2));
+  map.graph.links[0][1] = {BitRate::from_mbit_per_s(20), std::chrono::milliseconds(45)};
+  map.graph.links[1][0] = {BitRate::from_mbit_per_s(10), std::chrono::milliseconds(45)};
   return map;
 }
 
@@ -45,7 +45,7 @@ TEST(Regions, AnUnknownPlaceIsInTheLearnersRegion) {
   EXPECT_EQ(map.of("Ohio, US"), 0u);
   EXPECT_EQ(map.of("eu-west-1a"), 1u);
   EXPECT_FALSE(map.find("Tokyo, JP"));
-  map.ways.learner = 1;
+  map.graph.learner_region = 1;
   EXPECT_EQ(map.of("Tokyo, JP"), 1u);
   EXPECT_EQ(map.of(""), 1u);
   EXPECT_EQ(RegionMap{}.of("Tokyo, JP"), 0u);
@@ -97,7 +97,7 @@ TEST(Regions, APlanSendsOverEachWayOnce) {
   ASSERT_TRUE(again) << again.error().message();
   EXPECT_EQ(again->to_json().dump(), text);
   EXPECT_EQ(again->request.paths.regions.of("eu-west-1a"), 1u);
-  EXPECT_EQ(again->request.paths.regions.ways.rate(1, 0), BitRate::from_mbit_per_s(10));
+  EXPECT_EQ(again->request.paths.regions.graph.rate(1, 0), BitRate::from_mbit_per_s(10));
   nlohmann::json bad = nlohmann::json::parse(text);
   bad["header"]["ways"][0]["to"] = "asia";
   EXPECT_NE(Plan::from_json(bad).error().message().find("from and to of the regions"), std::string::npos);

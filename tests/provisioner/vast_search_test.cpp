@@ -104,6 +104,16 @@ TEST(VastSearch, ConditionsHaveTheServicesNamesAndUnits) {
   EXPECT_EQ(body["inet_up_cost"]["lte"], 0.005);
   EXPECT_EQ(body["inet_down_cost"]["lte"], 0.002);
   EXPECT_EQ(body["disk_space"]["gte"], 40);
+  EXPECT_FALSE(body.contains("geolocation"));
+}
+
+TEST(VastSearch, OnlyCodesOfCountriesAreSearched) {
+  PlanRequest request;
+  request.fleet.places = {"SE", "US"};
+  EXPECT_EQ(nlohmann::json::parse(vast_search_body({}, request))["geolocation"],
+            nlohmann::json::parse(R"({"in": ["SE", "US"]})"));
+  request.fleet.places = {"SE", "Ohio"};  // the plan finds Ohio among all offers
+  EXPECT_FALSE(nlohmann::json::parse(vast_search_body({}, request)).contains("geolocation"));
 }
 
 // An offer of a quarter of a machine with 128 GB of memory, as the service describes it.

@@ -180,7 +180,10 @@ struct VastServer::Impl {
     if (!body.is_object()) return answer(response, 400, {{"success", false}, {"error", "invalid_args"}});
     json found = json::array();
     for (const json& offer : offers) {
-      json fields = offer;  // two conditions have other names than the fields that state them
+      json fields = offer;  // some conditions have other names or values than the fields that state them
+      // A search compares "US" with "Ohio, US".
+      const std::string place = offer.value("geolocation", "");
+      fields["geolocation"] = place.substr(std::min(place.size(), place.rfind(' ') + 1));
       fields["verified"] = offer.at("verification") == "verified";
       fields["datacenter"] = offer.at("hosting_type") == 1;
       bool is_found = rented_asks.count(offer.at("id").get<std::int64_t>()) == 0;
