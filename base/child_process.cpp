@@ -22,7 +22,12 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
   constexpr int kCannotStart = 127;  // the exit status of shells for a program that cannot be started
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) return fail(Code::kIo, "start process", "fork: {}", std::strerror(errno));
+  if (pid < 0) {
+    const int error = errno;
+    ::close(pipe_ends[0]);
+    ::close(pipe_ends[1]);
+    return fail(Code::kIo, "start process", "fork: {}", std::strerror(error));
+  }
   if (pid == 0) {     // only async-signal-safe calls until exec
     ::setpgid(0, 0);  // so that Ctrl-C reaches only the parent
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -73,7 +78,7 @@ std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<
   int status = 0;
   if (pid_ <= 0 || ::waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
   pid_ = -1;
-  drain();
+  drain();  // the child may have written more before it ended
   if (!partial_line_.empty()) on_line(std::exchange(partial_line_, ""));
   ProcessEnd end;
   if (WIFSIGNALED(status))

@@ -160,7 +160,7 @@ std::string exact_text(Bytes v) {
 }
 std::string exact_text(BitRate v) {
   constexpr std::pair<double, const char*> kUnits[] = {{1e9, "Gbit/s"}, {1e6, "Mbit/s"}, {1e3, "kbit/s"}};
-  for (const auto& [factor, unit] : kUnits)
+  for (const auto& [factor, unit] : kUnits)  // only a unit whose text parses to the same rate
     if (v.bits_per_s >= factor && v.bits_per_s / factor * factor == v.bits_per_s)
       return fmt::format("{} {}", v.bits_per_s / factor, unit);
   return fmt::format("{} bit/s", v.bits_per_s);
@@ -478,11 +478,11 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
 }
 
 template <class T>
-bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
+bool ConfigSection::read_unlimited(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
   bool valid = false;
   if (absent == Absent::kDefault && !state_->file->is_data_file) {
     std::string text = to_json(resolved_node(value));  // JSON is valid YAML
-    if constexpr (kIsText<T>) {
+    if constexpr (kIsText<T>) {                        // `text` is in quotes, which most texts do not need in YAML
       const bool needs_no_quotes = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '/';
       });
@@ -559,10 +559,11 @@ void ConfigSection::error(std::string_view key, std::string_view message) {
   state_->file->add_problem(node ? node->place : state_->place, state_->dotted_path(key), message);
 }
 
-// The types of ConfigNumber and of ConfigText.
+// The types of ConfigNumber and of ConfigUnlimited.
 #define ECHOLINE_NUMBER(T) \
   template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, Absent, const ConfigDoc&);
-#define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, Absent, const ConfigDoc&);
+#define ECHOLINE_UNLIMITED(T) \
+  template bool ConfigSection::read_unlimited<T>(std::string_view, T&, Absent, const ConfigDoc&);
 ECHOLINE_NUMBER(int)
 ECHOLINE_NUMBER(std::int64_t)
 ECHOLINE_NUMBER(std::uint32_t)
@@ -571,14 +572,14 @@ ECHOLINE_NUMBER(double)
 ECHOLINE_NUMBER(Duration)
 ECHOLINE_NUMBER(Bytes)
 ECHOLINE_NUMBER(BitRate)
-ECHOLINE_TEXT(bool)
-ECHOLINE_TEXT(std::string)
-ECHOLINE_TEXT(std::filesystem::path)
-ECHOLINE_TEXT(std::vector<std::string>)
-ECHOLINE_TEXT(std::vector<std::int64_t>)
-ECHOLINE_TEXT(std::vector<double>)
+ECHOLINE_UNLIMITED(bool)
+ECHOLINE_UNLIMITED(std::string)
+ECHOLINE_UNLIMITED(std::filesystem::path)
+ECHOLINE_UNLIMITED(std::vector<std::string>)
+ECHOLINE_UNLIMITED(std::vector<std::int64_t>)
+ECHOLINE_UNLIMITED(std::vector<double>)
 #undef ECHOLINE_NUMBER
-#undef ECHOLINE_TEXT
+#undef ECHOLINE_UNLIMITED
 
 ConfigFile::ConfigFile(std::unique_ptr<ConfigState> state) : state_(std::move(state)) {}
 ConfigFile::ConfigFile(ConfigFile&&) noexcept = default;
@@ -640,7 +641,7 @@ ConfigSection ConfigFile::root() {
 Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   ECHO_CHECK(!state_->root_section, "set() comes before the first read");
   state_->set_keys.emplace_back(dotted_key);
-  const ConfigPlace place{static_cast<std::uint32_t>(state_->set_keys.size()), 1, 1};
+  const ConfigPlace place{.source = static_cast<std::uint32_t>(state_->set_keys.size())};
   std::vector<ConfigProblem> problems;
   ConfigNode value;
   if (!parse_set_value(text, place.source, value, problems)) return state_->error(std::move(problems));
@@ -675,24 +676,24 @@ Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
 
 ConfigFile ConfigFile::split(std::string_view key) {
   ECHO_CHECK(!state_->root_section, "split() comes before the first read");
-  auto state = std::make_unique<ConfigState>();
-  state->name = state_->name;
-  state->folder = state_->folder;
-  state->set_keys = state_->set_keys;
-  state->root.kind = Kind::kMapping;
-  state->root.place = state_->root.place;
+  auto split_state = std::make_unique<ConfigState>();
+  split_state->name = state_->name;
+  split_state->folder = state_->folder;
+  split_state->set_keys = state_->set_keys;
+  split_state->root.kind = Kind::kMapping;
+  split_state->root.place = state_->root.place;
   ConfigNode& root = state_->root;
   const auto it = std::find(root.keys.begin(), root.keys.end(), key);
   if (it != root.keys.end()) {
     const auto index = it - root.keys.begin();
-    state->root.keys.push_back(*it);
-    state->root.key_places.push_back(root.key_places[static_cast<std::size_t>(index)]);
-    state->root.children.push_back(std::move(root.children[static_cast<std::size_t>(index)]));
+    split_state->root.keys.push_back(*it);
+    split_state->root.key_places.push_back(root.key_places[static_cast<std::size_t>(index)]);
+    split_state->root.children.push_back(std::move(root.children[static_cast<std::size_t>(index)]));
     root.keys.erase(it);
     root.key_places.erase(root.key_places.begin() + index);
     root.children.erase(root.children.begin() + index);
   }
-  return ConfigFile(std::move(state));
+  return ConfigFile(std::move(split_state));
 }
 
 std::string ConfigFile::text() const { return to_yaml(state_->root); }

@@ -49,9 +49,9 @@ concept ConfigNumber = std::same_as<T, int> || std::same_as<T, std::int64_t> || 
 // Values to which no Limits apply. Booleans are `true` and `false` only. A relative path is relative to the folder of
 // its file; from --set or as a default, to the working directory. The resulting paths are absolute.
 template <class T>
-concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> || std::same_as<T, std::filesystem::path> ||
-    std::same_as<T, std::vector<std::string>> || std::same_as<T, std::vector<std::int64_t>> ||
-    std::same_as<T, std::vector<double>>;
+concept ConfigUnlimited = std::same_as<T, bool> || std::same_as<T, std::string> ||
+    std::same_as<T, std::filesystem::path> || std::same_as<T, std::vector<std::string>> ||
+    std::same_as<T, std::vector<std::int64_t>> || std::same_as<T, std::vector<double>>;
 
 // The meaning of a key for the reference, as text with static lifetime. `default_words` describe the default of a
 // key if that is not a value.
@@ -104,9 +104,9 @@ class ConfigSection {
   void read(std::string_view key, T& value, ConfigDoc doc = {}) {
     read_number(key, value, {}, Absent::kDefault, doc);
   }
-  template <ConfigText T>
+  template <ConfigUnlimited T>
   void read(std::string_view key, T& value, ConfigDoc doc = {}) {
-    read_text(key, value, Absent::kDefault, doc);
+    read_unlimited(key, value, Absent::kDefault, doc);
   }
   // Sets `value` only if the key is present and not null.
   template <ConfigNumber T>
@@ -118,10 +118,11 @@ class ConfigSection {
   void read(std::string_view key, std::optional<T>& value, ConfigDoc doc = {}) {
     read(key, value, Limits<T>{}, doc);
   }
-  template <ConfigText T>
+  template <ConfigUnlimited T>
   void read(std::string_view key, std::optional<T>& value, ConfigDoc doc = {}) {
     T read_value = value.value_or(T{});
-    if (read_text(key, read_value, value ? Absent::kDefault : Absent::kNothing, doc)) value = std::move(read_value);
+    if (read_unlimited(key, read_value, value ? Absent::kDefault : Absent::kNothing, doc))
+      value = std::move(read_value);
   }
 
   // A number or the word `auto`, which is the default. Sets `value` only for a number.
@@ -141,9 +142,9 @@ class ConfigSection {
   void require(std::string_view key, T& value, ConfigDoc doc = {}) {
     read_number(key, value, {}, Absent::kError, doc);
   }
-  template <ConfigText T>
+  template <ConfigUnlimited T>
   void require(std::string_view key, T& value, ConfigDoc doc = {}) {
-    read_text(key, value, Absent::kError, doc);
+    read_unlimited(key, value, Absent::kError, doc);
   }
 
   // One of a few names: read_choice("planner", planner, {{"star", Planner::kStar}, {"chains", Planner::kChains}}, doc).
@@ -185,7 +186,7 @@ class ConfigSection {
   template <class T>
   bool read_number(std::string_view key, T& value, const Limits<T>& limits, Absent absent, const ConfigDoc& doc);
   template <class T>
-  bool read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc);
+  bool read_unlimited(std::string_view key, T& value, Absent absent, const ConfigDoc& doc);
   template <class E>
   void choose(std::string_view key, E& value, std::initializer_list<std::pair<std::string_view, E>> choices,
               Absent absent, const ConfigDoc& doc) {

@@ -226,7 +226,8 @@ std::string reference_yaml(std::span<const ConfigKey> keys) {
     out += wrap(indent + "# ", fmt::format("{} [{}]", key.meaning, type_and_range(key)));
     const std::string list = key.path.substr(0, key.path.rfind('.'));
     const bool in_element = list.ends_with("[]");
-    const bool element_begun = in_element && std::exchange(open_list_path, list) == list;
+    const bool element_begun = in_element && open_list_path == list;
+    if (in_element) open_list_path = list;
     const char* item = !in_element ? "" : element_begun ? "  " : "- ";  // the element's first key gets the dash
     out += fmt::format("{}{}{}{}:{}\n", indent, key.required && commented_prefix.empty() ? "" : "#", item, name,
                        key.default_is_literal && !key.default_text.empty() ? " " + key.default_text : "");

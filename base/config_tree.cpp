@@ -144,11 +144,12 @@ std::size_t utf8_length(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
+  // Leads below 0xc2 are continuation bytes, or begin characters that have a shorter form.
+  const bool is_lead = lead >= 0xc2 && lead <= 0xf4;
   // The smallest code of each length; a smaller one has a shorter form.
   constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800, 0x10000};
-  // Leads below 0xc2 are continuation bytes, or begin characters that have a shorter form.
   const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
-  return lead < 0xc2 || lead > 0xf4 || code < kCodeMin[length] || code > 0x10ffff || is_surrogate ? 0 : length;
+  return is_lead && code >= kCodeMin[length] && code <= 0x10ffff && !is_surrogate ? length : 0;
 }
 
 // Requires UTF-8 text, so that it can be written and converted to JSON unchanged.
@@ -306,7 +307,7 @@ ConfigNode* ConfigNode::find(std::string_view key) {
 }
 
 void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) {
-  std::vector<std::uint32_t> order(mapping.keys.size());
+  std::vector<std::uint32_t> order(mapping.keys.size());  // indexes of the keys by name; equal ones in file order
   std::iota(order.begin(), order.end(), 0u);
   const auto key = [&](std::uint32_t i) -> const std::string& { return mapping.keys[i]; };
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) != key(b) ? key(a) < key(b) : a < b; });

@@ -49,6 +49,7 @@ std::string cookies_of(CURL* handle) {
   std::string cookies;
   for (; list; list = list->next) {  // the first fields are domain, path, expiry and flags
     std::string_view line = list->data;
+    // Without a tab all of the line is removed. For an empty one both numbers are npos, and npos + 1 is 0.
     for (int field = 0; field < kFieldsBeforeName; ++field)
       line.remove_prefix(std::min(line.find('\t'), line.size() - 1) + 1);
     const auto tab = line.find('\t');
@@ -82,11 +83,13 @@ HttpClient::HttpClient(std::string key, Duration timeout, HttpLimits limits) : i
   ECHO_CHECK(impl_->multi != nullptr, "libcurl cannot start");
   impl_->timeout = timeout;
   impl_->limits = limits;
-  // The empty "Expect:" stops libcurl from waiting for the server's consent before it sends a long body.
-  for (const std::string& line : {"Authorization: Bearer " + key, std::string("Content-Type: application/json"),
-                                  std::string("Accept: application/json"), std::string("Expect:")})
-    if (!key.empty() || !line.starts_with("Authorization"))
-      impl_->headers.reset(curl_slist_append(impl_->headers.release(), line.c_str()));
+  const auto add_header = [&](const std::string& line) {
+    impl_->headers.reset(curl_slist_append(impl_->headers.release(), line.c_str()));
+  };
+  if (!key.empty()) add_header("Authorization: Bearer " + key);
+  add_header("Content-Type: application/json");
+  add_header("Accept: application/json");
+  add_header("Expect:");  // empty, so that libcurl does not wait for the server's consent before it sends a long body
 }
 
 HttpClient::~HttpClient() {
@@ -109,14 +112,14 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   curl_easy_setopt(handle, CURLOPT_HTTPHEADER, impl_->headers.get());
   curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
   curl_easy_setopt(handle, CURLOPT_USERAGENT, "echoline");
-  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);  // signals would disturb the program's other threads
   curl_easy_setopt(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
   curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
   curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, append_to_answer);
   curl_easy_setopt(handle, CURLOPT_WRITEDATA, exchange.get());
   if (request.cookies) {
     exchange->wants_cookies = true;
-    curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");
+    curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");  // keeps cookies, without a file
     if (!request.cookies->empty()) curl_easy_setopt(handle, CURLOPT_COOKIE, request.cookies->c_str());
   }
   if (!exchange->body.empty() || request.method == "POST") {  // a POST states its length even if it is 0

@@ -82,6 +82,7 @@ class TaskPool {
     if (waiting_.size() == waiting_max_) run_oldest(/*thread_index=*/0, lock);
     ECHO_TRY(status());
     waiting_.push_back(std::move(task));
+    // Starts a helper only if more tasks wait than helpers are idle. The owner is one of the threads.
     if (idle_ < waiting_.size() && helpers_.size() + 1 < threads_)
       helpers_.emplace_back(
           [this, thread_index = static_cast<unsigned>(helpers_.size() + 1)] { run_tasks(thread_index); });

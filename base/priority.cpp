@@ -21,7 +21,7 @@ struct Attributes {
 };
 static_assert(sizeof(Attributes) == 48);
 
-constexpr std::uint64_t kShortTurnNanoseconds = 100'000;  // the minimum that Linux accepts
+constexpr std::uint64_t kShortSliceNanoseconds = 100'000;  // the minimum that Linux accepts
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void request_short_time_slices() {
   Attributes attributes;
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;  // another policy was set on purpose
-  attributes.runtime = kShortTurnNanoseconds;
+  attributes.runtime = kShortSliceNanoseconds;
   (void)::syscall(SYS_sched_setattr, 0, &attributes, 0U);
 }
 

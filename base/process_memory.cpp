@@ -23,11 +23,11 @@ ProcessMemory process_memory() {
   }
   struct rusage usage {};
   if (::getrusage(RUSAGE_SELF, &usage) == 0)
-    memory.resident_max = Bytes{static_cast<std::uint64_t>(usage.ru_maxrss) * 1024};
+    memory.resident_max = Bytes{static_cast<std::uint64_t>(usage.ru_maxrss) * 1024};  // reported in KiB
   memory.resident_max = std::max(memory.resident_max, memory.resident);
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
   const struct mallinfo2 info = ::mallinfo2();
-  memory.heap = Bytes{info.uordblks + info.hblkhd};
+  memory.heap = Bytes{info.uordblks + info.hblkhd};  // in arenas, and mapped singly
 #endif
   return memory;
 }

@@ -14,6 +14,7 @@ inline std::uint64_t mix64(std::uint64_t x) {
 
 class Random {
  public:
+  // Streams of one seed are independent of each other.
   explicit Random(std::uint64_t seed, std::uint64_t stream = 0) : state_(mix64(seed) ^ mix64(~stream)) {}
   std::uint64_t next() { return mix64(state_ += 0x9e3779b97f4a7c15ull); }
   // Uniform in [0, bound), bound > 0, with negligible bias (Lemire's multiply-shift).

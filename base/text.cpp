@@ -22,7 +22,7 @@ Character decode_first(std::string_view text) {
   const std::size_t bytes = byte_at(0) >= 0xf0 ? 4 : byte_at(0) >= 0xe0 ? 3 : 2;
   // 0xc0 and 0xc1 would begin only two-byte forms that are longer than needed.
   if (byte_at(0) < 0xc2 || byte_at(0) > 0xf4 || text.size() < bytes) return {};
-  std::uint32_t code = byte_at(0) & (0xffu >> (bytes + 1));
+  std::uint32_t code = byte_at(0) & (0xffu >> (bytes + 1));  // without the bits that state the length
   for (std::size_t i = 1; i < bytes; ++i) {
     if ((byte_at(i) & 0xc0) != 0x80) return {};
     code = code << 6 | (byte_at(i) & 0x3fu);

@@ -26,7 +26,8 @@ Error unexpected_answer(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 std::string excerpt(const json& value) {
-  return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), kExcerptBytesMax);
+  return printable(value.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace),
+                   kExcerptBytesMax);
 }
 
 // The member of an object; null if there is none.
@@ -82,7 +83,7 @@ std::string text_request(const TextServerOptions& options, const TextQuestion& q
   } else {
     body["prompt"] = question.prompt;
   }
-  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+  return body.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
 Result<TextAnswer> parse_text_answer(std::string_view body, bool chat) {

@@ -26,8 +26,8 @@ struct TextServerOptions {
   std::size_t requests_in_flight_max = 16;
   Duration timeout = std::chrono::minutes(10);  // time-out of each request
   int tries_max = 8;                            // requests per question, at most
-  Duration first_retry_delay =
-      std::chrono::seconds(1);  // pause before the first retry; doubles with each further retry
+  // Pause before the first retry; doubles with each further retry.
+  Duration first_retry_delay = std::chrono::seconds(1);
   Duration retry_delay_max = std::chrono::minutes(1);
 };
 
@@ -84,7 +84,7 @@ class TextServerClient {
     bool concerns_only_this_question = false;  // for an error: the server refuses this question, others may succeed
   };
 
-  // kInvalid: no url or model, or an invalid limit.
+  // `clock` must outlive the client. kInvalid: no url or model, or an invalid limit.
   static Result<TextServerClient> make(TextServerOptions options, const Clock& clock);
   // kExhausted if kPendingQuestionsMax questions are in progress. The caller chooses ids, unique among those in
   // progress.
@@ -107,8 +107,8 @@ class TextServerClient {
   };
   TextServerClient(TextServerOptions options, const Clock& clock);
   void send_due(TimePoint now);
-  void on_response(const HttpAnswer& answer, TimePoint now);
-  void retry_or_fail(PendingQuestion pending, const HttpAnswer& answer, RequestFailure failure, TimePoint now);
+  void on_response(const HttpAnswer& response, TimePoint now);
+  void retry_or_fail(PendingQuestion pending, const HttpAnswer& response, RequestFailure failure, TimePoint now);
 
   TextServerOptions options_;
   const Clock* clock_;

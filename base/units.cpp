@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace echoline {
 namespace {
@@ -42,10 +43,10 @@ Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& 
   return error_of(fmt::format(": unknown unit '{}'", unit));
 }
 
-// Formats a value with the largest unit that it reaches. Each unit is `base` times the one before.
-std::string format_with_unit(double value, const char* const* unit_names, double base, int unit_count) {
-  int unit = 0;
-  while (unit + 1 < unit_count && value >= base) value /= base, ++unit;
+// Formats a value with the largest unit that it reaches. Each unit is 1000 times the one before.
+std::string format_with_unit(double value, std::span<const char* const> unit_names) {
+  std::size_t unit = 0;
+  for (; unit + 1 < unit_names.size() && value >= 1000; ++unit) value /= 1000;
   return fmt::format("{:.3g} {}", value, unit_names[unit]);
 }
 
@@ -90,12 +91,12 @@ std::string to_text(Duration d) {
 
 std::string to_text(Bytes b) {
   static const char* const names[] = {"B", "kB", "MB", "GB", "TB"};
-  return format_with_unit(static_cast<double>(b.count), names, 1000, 5);
+  return format_with_unit(static_cast<double>(b.count), names);
 }
 
 std::string to_text(BitRate r) {
   static const char* const names[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"};
-  return format_with_unit(r.bits_per_s, names, 1000, 5);
+  return format_with_unit(r.bits_per_s, names);
 }
 
 }  // namespace echoline

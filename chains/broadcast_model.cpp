@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kOperation = "predict broadcast";
 // lower_bound() stops when a round raises the bound by less than this factor: 0.01 % is less than the model's error.
 constexpr double kBoundGrowthMin = 1.0001;
-// best_chunk() assumes this rate if the bound is 0, which is so without workers.
+// best_chunk() assumes this rate if the bound on the time is 0, as it is without workers.
 constexpr double kUnlimitedBytesPerS = 1e12;
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
@@ -29,8 +29,8 @@ struct Hop {
 };
 
 // A payload's path over successive hops. A hop sends one chunk after another, each in the time size / rate. The last
-// chunk, which may be shorter, can cross a hop when it has arrived there and all full chunks have crossed the hop. (A
-// flow shop: the chunks are its jobs, the hops its machines.)
+// chunk, which may be shorter, crosses a hop after it has crossed the previous hop and all full chunks have crossed
+// this one. (A flow shop: the chunks are its jobs, the hops its machines.)
 class PayloadPath {
  public:
   PayloadPath(Bytes payload, Bytes chunk_size)
@@ -56,19 +56,20 @@ class PayloadPath {
   }
 
  private:
-  std::uint64_t chunks_;
+  std::uint64_t chunks_;  // number of chunks
   double full_chunk_bytes_, last_chunk_bytes_ = 0;
-  double full_chunk_sum_s_ = 0;  // sum of a full chunk's times over the hops so far
-  double slowest_hop_s_ = 0;     // the longest of them
+  double full_chunk_sum_s_ = 0;  // sum over the hops so far of the time in which a full chunk crosses the hop
+  double slowest_hop_s_ = 0;     // the longest of these times
   double last_chunk_s_ = 0;      // until the last chunk has passed the latest hop, without delays
   double delay_sum_s_ = 0;       // over the hops so far
 };
 
-// Divides `total` max-min fairly between receivers that take at most `limits`: all get the same, except that a receiver
-// with a lower limit leaves the difference to the others. Returns the shares in the order of `limits`.
+// Divides `total` max-min fairly between receivers. Each takes at most its limit and leaves the rest of an even share
+// to the other receivers. Returns the shares in the order of `limits`.
 std::vector<double> fair_shares(double total, const std::vector<double>& limits) {
   std::vector<std::size_t> order(limits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  // Receivers with low limits come first, so that the later ones divide what these leave.
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return limits[a] < limits[b]; });
   std::vector<double> shares(limits.size());
   std::size_t receivers_left = limits.size();
@@ -83,7 +84,7 @@ std::vector<double> fair_shares(double total, const std::vector<double>& limits)
 }  // namespace
 
 std::size_t quorum_count(double q, std::size_t n) {
-  constexpr double kRoundingError = 1e-9;  // q n may exceed an integer by this much
+  constexpr double kRoundingError = 1e-9;  // by this much, rounding may raise q n above the exact integer
   ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
   return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - kRoundingError)));
 }
@@ -94,7 +95,8 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   // F, B, N and k of the formula in the header.
   const double f = as_double(payload), b = learner_up.bytes_per_s();
   const std::size_t n = workers.size(), k = quorum_count(q, n);
-  std::vector<BitRate> region_up(std::max<std::size_t>(1, regions.links.size()));  // sum of a region's uplinks
+  // By region: the sum of its workers' uplinks. Without links there is one region.
+  std::vector<BitRate> region_up(std::max<std::size_t>(1, regions.links.size()));
   const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
   for (const WorkerLink& w : workers) {
@@ -112,12 +114,12 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   if (!regions.several()) return from_seconds(bound);
   // In a time of `bound`, a worker receives at the rate f / bound. Raises the bound until the links between regions can
   // deliver k times that rate. No region takes more than its workers' downlinks.
-  region_up[regions.learner].bits_per_s += learner_up.bits_per_s;
+  region_up[regions.learner_region].bits_per_s += learner_up.bits_per_s;  // the learner also sends from its region
   for (double previous_bound = 0; bound > previous_bound * kBoundGrowthMin;) {
     previous_bound = bound;
-    const BitRate rate = BitRate::from_bytes_per_s(f / bound);
+    const BitRate worker_rate = BitRate::from_bytes_per_s(f / bound);
     std::vector<BitRate> region_down(region_up.size());
-    for (const WorkerLink& w : workers) region_down[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
+    for (const WorkerLink& w : workers) region_down[w.region].bits_per_s += std::min(w.down, worker_rate).bits_per_s;
     const BitRate delivered_max = delivered_rate_max(regions, region_up, region_down);
     bound = std::max(bound, static_cast<double>(k) * f / delivered_max.bytes_per_s());
   }
@@ -130,19 +132,21 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk_size) {
 }
 
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
-  const double f = as_double(payload), rate = bound > Duration{} ? f / seconds(bound) : kUnlimitedBytesPerS;
-  // The first chunk crosses the hop from the learner in any case, so the hops after that count; at least one.
-  const double hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
-  // A chunk of c bytes costs hops * c / rate until it reaches the last hop. The F / c chunks cost kBytesPerChunk / rate
-  // + kSecondsPerChunk each. The best c, where the derivative of the sum is 0, is rounded to the nearest power of two:
-  // the next one is nearer, as a ratio, from sqrt(2) on. A stripe has 1/s of the rate, so a hop takes s times as long.
-  const double best = std::sqrt(f * (kBytesPerChunk + kSecondsPerChunk * rate) / (hops * topology.stripes()));
+  const double f = as_double(payload);  // F of the header, as r is the rate
+  const double rate = bound > Duration{} ? f / seconds(bound) : kUnlimitedBytesPerS;
+  // h - 1: only the hops after the one from the learner add to the time of the first chunk. At least one hop counts,
+  // because it is a divisor below.
+  const double later_hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
+  // The sum in the header has its minimum where its derivative by c is 0.
+  const double best =
+      std::sqrt(f * (kChunkOverheadBytes + kChunkOverheadSeconds * rate) / (later_hops * topology.stripes()));
+  // Rounds to the nearest power of two. The next power is nearer, as a ratio, from sqrt(2) times the present one on.
   std::uint64_t chunk_bytes = kBestChunkMin;
   while (chunk_bytes < kBestChunkMax && best > static_cast<double>(chunk_bytes) * std::numbers::sqrt2) chunk_bytes *= 2;
   return {chunk_bytes};
 }
 
-Duration BroadcastTimes::fraction(double q) const {
+Duration BroadcastTimes::quorum_time(double q) const {
   if (workers.empty()) return Duration{};
   std::vector<Duration> times;
   for (const Completion& c : workers) times.push_back(c.time);
@@ -168,16 +172,16 @@ class Nodes {
   // Absent for workers without links.
   std::optional<std::size_t> find(WorkerId id) const {
     if (id == kLearnerId) return 0;
-    const auto next =
+    const auto after =
         std::upper_bound(links_.begin(), links_.end(), id, [](auto v, const auto& l) { return v < l.id; });
-    if (next == links_.begin() || (next - 1)->id != id) return std::nullopt;
-    return static_cast<std::size_t>(next - links_.begin());  // the link's index plus one, because node 0 is the learner
+    if (after == links_.begin() || (after - 1)->id != id) return std::nullopt;
+    return static_cast<std::size_t>(after - links_.begin());  // the link's index plus 1, because node 0 is the learner
   }
   std::size_t size() const { return links_.size() + 1; }
   WorkerId id(std::size_t node) const { return node == 0 ? kLearnerId : links_[node - 1].id; }
   const WorkerLink& link(std::size_t worker_node) const { return links_[worker_node - 1]; }
   std::uint32_t region(std::size_t node, const Regions& regions) const {
-    return node == 0 ? regions.learner : link(node).region;
+    return node == 0 ? regions.learner_region : link(node).region;
   }
 
  private:
@@ -186,15 +190,17 @@ class Nodes {
 
 // An edge of a stripe and its rate.
 struct StripeEdge {
-  std::size_t from, to;  // nodes
-  double rate_max;       // bit/s: the receiver's share of its downlink
-  double rate = 0;       // bit/s
+  std::size_t from, to;  // node numbers
+  // bit/s: the part of the receiver's downlink for this stripe; less if a link between regions limits it.
+  double rate_max;
+  double rate = 0;  // bit/s
 };
 
-// Shares the uplinks, and then the links between regions. A second round gives the sender's other children what an
-// inter-region link does not let through; a third would change little.
+// Sets the edges' rates: shares each uplink among its edges, and then each link between regions. A second round gives a
+// sender's other children what an inter-region link did not let through; a third would change little.
 Status share_links(std::vector<StripeEdge>& stripe_edges, BitRate learner_up, const Nodes& nodes,
                    const Regions& regions) {
+  // Indices in `stripe_edges`: by sending node, and by regions (from, to) with a limited link between them.
   std::vector<std::vector<std::size_t>> by_sender(nodes.size());
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> by_region_pair;
   for (std::size_t i = 0; i < stripe_edges.size(); ++i) {
@@ -231,7 +237,7 @@ Status share_links(std::vector<StripeEdge>& stripe_edges, BitRate learner_up, co
     for (const auto& [region_pair, edge_indices] : by_region_pair) {
       const std::vector<double> shares = share(regions.rate(region_pair.first, region_pair.second).bits_per_s,
                                                edge_indices, [](const StripeEdge& edge) { return edge.rate; });
-      for (std::size_t k = 0; k < edge_indices.size(); ++k)
+      for (std::size_t k = 0; k < edge_indices.size(); ++k)  // the lower limit holds in the second round, too
         if (shares[k] < stripe_edges[edge_indices[k]].rate)
           stripe_edges[edge_indices[k]].rate = stripe_edges[edge_indices[k]].rate_max = shares[k];
     }
@@ -254,11 +260,11 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
                   regions.links.size() - 1);
   const Nodes nodes(links);
 
-  // A stripe is a share of the chunks that has its own paths. The edges of all stripes share a sender's uplink, and
-  // each stripe carries its share of the chunks. A payload with fewer chunks than stripes leaves some stripes empty.
+  // A stripe is a share of the chunks that has its own paths. The edges of all stripes share a sender's uplink. A
+  // payload with fewer chunks than stripes leaves some stripes empty; these are left out.
   const std::uint64_t chunk_total = chunk_count(payload, chunk_size);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunk_total, 1, topology.stripes()));
-  std::vector<StripeEdge> stripe_edges;  // by stripe, in the order of its edges
+  std::vector<StripeEdge> stripe_edges;  // stripe after stripe, each in the order of edges_of()
   std::vector<std::size_t> stripe_ends;  // by stripe: the index after its last edge
   for (std::size_t s = 0; s < stripes; ++s) {
     for (const Edge& edge : edges_of(topology, s)) {
@@ -275,14 +281,15 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   }
   ECHO_TRY(share_links(stripe_edges, learner_up, nodes, regions));
 
-  // The bytes of stripe s: chunks s, s + stripes, ...; the payload's last chunk may be shorter.
+  // Stripe s has the chunks s, s + stripes, ..., so the first stripes may have one more. The payload's last chunk may
+  // be shorter.
   const auto stripe_bytes = [&](std::size_t s) {
     const std::uint64_t stripe_chunks = chunk_total / stripes + (s < chunk_total % stripes);
     const bool has_last_chunk = chunk_total > 0 && s == (chunk_total - 1) % stripes;
     const std::uint64_t missing_in_last = has_last_chunk ? chunk_total * chunk_size.count - payload.count : 0;
     return Bytes{stripe_chunks * chunk_size.count - missing_in_last};
   };
-  // By node: when it has the slowest of the stripes so far.
+  // By node: when it holds all stripes so far; absent for nodes without a parent.
   std::vector<std::optional<Duration>> completion(nodes.size());
   for (std::size_t s = 0, edge_index = 0; s < stripes; ++s) {
     // One path per node. A parent comes before its children, so its path is complete when a child extends it.

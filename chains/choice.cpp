@@ -13,7 +13,7 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
                                           TopologyPolicy::kBestChains};
   // A star is slow in larger fleets, because the learner feeds all workers itself. A fleet's current policy is always
   // considered.
-  if (workers.size() <= kStarMax || current == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
+  if (workers.size() <= kStarWorkersMax || current == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
   if (current == TopologyPolicy::kEcho2) policies.push_back(*current);
 
   const Duration bound = lower_bound(goal.payload, learner_up, links, goal.quorum, regions);
@@ -25,9 +25,10 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
     ECHO_ASSIGN(choice.topology, plan_chains(learner_up, chain_rate, workers, policy, goal.quorum, regions));
     choice.chunk = goal.chunk.count > 0 ? goal.chunk : best_chunk(goal.payload, choice.topology, bound);
     ECHO_ASSIGN(choice.times, broadcast_time(choice.topology, goal.payload, choice.chunk, learner_up, links, regions));
-    choice.predicted = choice.times.fraction(goal.quorum);
+    choice.predicted = choice.times.quorum_time(goal.quorum);
     candidates.push_back({policy, choice.predicted});
-    // The preferred policy's time is weighted down, so another policy must be clearly faster.
+    // The preferred policy is the current one, or trees. Its time is weighted down, so another policy must be clearly
+    // faster.
     const bool is_preferred = policy == current.value_or(TopologyPolicy::kTrees);
     const double preferred_weight = current ? kSwitchTimeShare : kLeaveTreesTimeShare;
     const double weighted_s = seconds(choice.predicted) * (is_preferred ? preferred_weight : 1.0);

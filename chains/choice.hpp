@@ -12,7 +12,7 @@ namespace echoline::chains {
 // A payload, and the fraction of the workers that must receive it.
 struct BroadcastGoal {
   Bytes payload;
-  Bytes chunk;  // 0: the best for each topology (best_chunk())
+  Bytes chunk;  // chunk size; 0: the best one for each topology (best_chunk())
   double quorum = 1;
 };
 
@@ -26,9 +26,9 @@ struct Candidate {
 struct Choice {
   Topology topology;
   BroadcastTimes times;
-  Bytes chunk;  // used for the prediction
+  Bytes chunk;  // chunk size used for the prediction
   Duration predicted{};
-  Duration lower_bound{};  // no schedule is faster
+  Duration lower_bound{};  // of any schedule over any topology
   // All considered policies, the soonest first; on equal times, trees first.
   std::vector<Candidate> candidates;
 };
@@ -36,12 +36,14 @@ struct Choice {
 // A policy other than trees is chosen only if it needs less than this fraction of their time, because trees can be
 // repaired without moving all workers.
 inline constexpr double kLeaveTreesTimeShare = 0.98;
-// Another policy replaces the fleet's current one only if it needs less than this fraction of its time.
+// Another policy replaces the fleet's current one only if it needs less than this fraction of the current policy's
+// time.
 inline constexpr double kSwitchTimeShare = 0.8;
+inline constexpr std::size_t kStarWorkersMax = 64;
 
-// Considers trees, stripes, best_chains and, in fleets of at most kStarMax workers, star. `current`: the fleet's
-// current policy. Pure. Errors as those of plan_chains() and broadcast_time(); requires a worker (checked).
-inline constexpr std::size_t kStarMax = 64;
+// Considers trees, stripes, best_chains and, in fleets of at most kStarWorkersMax workers, star. `links` has one entry
+// for each of `workers`, in any order. `current`: the fleet's current policy, which is always considered. `chain_rate`:
+// of plan_chains(). Pure. Returns the errors of plan_chains() and broadcast_time(). Requires a worker (checked).
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                                std::span<const WorkerLink> links, const BroadcastGoal& goal,
                                std::optional<TopologyPolicy> current = {}, const Regions& regions = {});

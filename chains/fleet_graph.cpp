@@ -37,7 +37,7 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
   if (const auto twice = std::adjacent_find(sorted_workers.begin(), sorted_workers.end());
       twice != sorted_workers.end())
     return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(*twice));
-  const std::size_t not_a_worker = sorted_workers.size();  // the index of the learner and of unknown ids
+  const std::size_t not_a_worker = sorted_workers.size();  // stands for the index of the learner or of an unknown id
   const auto index_of = [&](WorkerId id) {
     const auto it = std::lower_bound(sorted_workers.begin(), sorted_workers.end(), id);
     return it == sorted_workers.end() || *it != id ? not_a_worker
@@ -47,11 +47,11 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
     std::vector<bool> placed(sorted_workers.size()), has_child(sorted_workers.size());
     for (const auto& chain : topology.stripe(s)) {
       if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
-      const WorkerId attachment = topology.parent_of_chain(s, chain.front());
-      std::size_t parent = attachment == kLearnerId ? not_a_worker : index_of(attachment);
-      if (attachment != kLearnerId && (parent == not_a_worker || !placed[parent]))
+      const WorkerId chain_parent = topology.parent_of_chain(s, chain.front());
+      std::size_t parent = chain_parent == kLearnerId ? not_a_worker : index_of(chain_parent);  // of the next worker
+      if (chain_parent != kLearnerId && (parent == not_a_worker || !placed[parent]))
         return fail(Code::kInternal, kOperation, "the chain of {} is attached to {}, which does not come before it",
-                    name_of(chain.front()), name_of(attachment));
+                    name_of(chain.front()), name_of(chain_parent));
       for (const WorkerId id : chain) {
         const std::size_t worker = index_of(id);
         if (worker == not_a_worker)

@@ -19,13 +19,14 @@ struct Edge {
 std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 
 // Checks that every stripe is a tree rooted at the learner that spans exactly `workers`. Each worker is in one chain,
-// and each chain comes after the worker to which it is attached, so no worker has two parents or is on a cycle. Also:
-// no chain is empty, no worker of `leaves_only` has a child, and only under trees a worker has two children in a
-// stripe. Otherwise kInternal, naming the worker and the defect.
+// and each chain comes after the worker to which it is attached, so no worker has two parents or is on a cycle. Also
+// checks that no chain is empty, that no worker of `leaves_only` has a child, and that a worker has several children in
+// a stripe only under trees. Returns kInternal otherwise; the message names the worker and the defect.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
-// Graphviz text: an arrow per sender and receiver, labelled with its number of stripes if there are several; boxes of
-// workers that may not forward are dashed. `label`: the second line of a worker's box; may be empty.
+// Returns Graphviz text: an arrow per sender and receiver, labelled with its number of stripes if there are several;
+// boxes of workers that may not forward are dashed. `label` returns the second line of a box, for a worker or the
+// learner; empty: no second line.
 std::string to_dot(const Topology& topology, const std::function<std::string(WorkerId)>& label);
 
 }  // namespace echoline::chains

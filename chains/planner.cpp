@@ -18,9 +18,9 @@ namespace {
 // Tolerance for rounding: rates that differ by less are equal, and a ratio that misses an integer by less is that
 // integer.
 constexpr double kRounding = 1e-9;
-// Trees with relays (relays.hpp) are chosen if they reach this fraction of the rate of trees that ignore regions. It is
-// below 1 because relay trees have shorter edges and leave the links between regions to other traffic.
-constexpr double kRelayRateMin = 0.98;
+// Trees with relays (relays.hpp) are chosen if they reach this fraction of the rate of trees that ignore regions. The
+// fraction is below 1 because relay trees have shorter edges and leave the links between regions to other traffic.
+constexpr double kRelayTreesRateMin = 0.98;
 
 Status check_request(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                      TopologyPolicy policy) {
@@ -57,8 +57,9 @@ Status check_regions(const Regions& regions, std::span<const ChainWorker> worker
   if (!regions.several()) return ok();
   const std::size_t n = regions.links.size();
   if (n > kRegionsMax) return fail(Code::kInvalid, kOperation, "{} regions, at most {} are allowed", n, kRegionsMax);
-  if (regions.learner >= n)
-    return fail(Code::kInvalid, kOperation, "the learner's region is {}, expected 0 to {}", regions.learner, n - 1);
+  if (regions.learner_region >= n)
+    return fail(Code::kInvalid, kOperation, "the learner's region is {}, expected 0 to {}", regions.learner_region,
+                n - 1);
   for (const auto& row : regions.links) {
     if (row.size() != n)
       return fail(Code::kInvalid, kOperation, "the number of links from a region is {}, expected {}", row.size(), n);
@@ -73,16 +74,16 @@ Status check_regions(const Regions& regions, std::span<const ChainWorker> worker
   return ok();
 }
 
-// The placement order: workers that may forward come first; of these, workers that may be a chain's first worker
-// (seed); then the highest score; then the least id.
+// The placement order: workers that may forward come before those that may not. Within each of these, workers that may
+// be a chain's first worker (seed) come first; then the highest score; then the least id.
 bool is_before(const ChainWorker& a, const ChainWorker& b) {
   return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
          std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
 }
 
 // Deals the workers over the chains in turn, so the first chain_count workers become seeds and the last ones tails.
-std::vector<std::vector<WorkerId>> deal_into_chains(std::span<const ChainWorker> workers, std::size_t chain_count) {
-  std::vector<std::vector<WorkerId>> chains(std::min(chain_count, workers.size()));
+Chains deal_into_chains(std::span<const ChainWorker> workers, std::size_t chain_count) {
+  Chains chains(std::min(chain_count, workers.size()));
   for (std::size_t i = 0; i < workers.size(); ++i) chains[i % chains.size()].push_back(workers[i].id);
   return chains;
 }
@@ -94,7 +95,6 @@ void check_valid(const Topology& topology) {
   ECHO_CHECK(status.has_value(), "{}", status.error().message());
 }
 
-// `leaves_only` holds the workers that must not have children.
 bool may_forward(const Topology& topology, WorkerId id) {
   return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
 }
@@ -121,15 +121,15 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
   std::sort(uplinks.begin(), uplinks.end());
   uplinks.push_back(std::numeric_limits<double>::infinity());
   std::size_t best_count = 1;
-  double best_rate = -1;
+  double best_rate = -1;  // lower than any rate
   for (std::size_t count = 1; count <= workers.size(); ++count) {
-    // With `count` chains, as many of the slowest uplinks are tails and send nothing, so uplinks[count] is the slowest
-    // one that sends.
+    // With `count` chains, the `count` workers with the slowest uplinks are tails and send nothing. So uplinks[count]
+    // is the slowest uplink that is used.
     const double rate = std::min({learner_up.bits_per_s / static_cast<double>(count), uplinks[count], down_min});
     // A later count wins a tie, because more chains are shorter.
     if (rate >= best_rate * (1 - kRounding)) {
       best_count = count;
-      best_rate = std::max(rate, best_rate);
+      best_rate = std::max(rate, best_rate);  // a tie within the tolerance must not lower it
     }
   }
   return best_count;
@@ -141,6 +141,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   ECHO_TRY(check_regions(regions, workers));
   std::vector<ChainWorker> ordered_workers(workers.begin(), workers.end());
   std::sort(ordered_workers.begin(), ordered_workers.end(), is_before);
+  // The placement order has the leaves (workers that may not forward) last.
   const auto first_leaf =
       std::find_if(ordered_workers.begin(), ordered_workers.end(), [](const auto& w) { return !w.may_forward; });
   const auto leaf_count = static_cast<std::size_t>(ordered_workers.end() - first_leaf);
@@ -149,7 +150,8 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   topology.policy = policy;
   switch (policy) {
     case TopologyPolicy::kEcho2: {
-      // As many chains as the learner can feed at chain_rate; the limits keep the conversion to an integer defined.
+      // As many chains as the learner can feed at chain_rate. The limits of the clamp keep the conversion to an integer
+      // defined.
       const double count = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
       topology.chains_wanted = static_cast<std::size_t>(std::clamp(count, 1.0, static_cast<double>(kChainWorkersMax)));
       break;
@@ -160,13 +162,13 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     case TopologyPolicy::kStar:
       topology.chains_wanted = std::max<std::size_t>(1, ordered_workers.size());
       break;
-    case TopologyPolicy::kStripes:
+    case TopologyPolicy::kStripes:  // both are planned below
     case TopologyPolicy::kTrees:
-    case TopologyPolicy::kAuto:
+      break;
+    case TopologyPolicy::kAuto:  // refused above
       break;
   }
-  for (auto it = ordered_workers.begin(); it != ordered_workers.end(); ++it)
-    if (!it->may_forward) topology.leaves_only.push_back(it->id);
+  for (auto leaf = first_leaf; leaf != ordered_workers.end(); ++leaf) topology.leaves_only.push_back(leaf->id);
   std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
   if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !ordered_workers.empty()) {
     if (policy == TopologyPolicy::kStripes) {
@@ -177,15 +179,15 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       std::vector<bool> is_late = std::move(plan.is_late);
       if (spans_regions(ordered_workers, regions)) {  // relay trees replace these if they are about as fast
         RelayTrees relays = plan_relays(learner_up, ordered_workers, quorum, regions);
-        if (relays.rate.bits_per_s >=
-            kRelayRateMin * steady_rate(topology, learner_up, ordered_workers, quorum, regions).bits_per_s) {
+        const BitRate rate_without_relays = steady_rate(topology, learner_up, ordered_workers, quorum, regions);
+        if (relays.rate.bits_per_s >= kRelayTreesRateMin * rate_without_relays.bits_per_s) {
           topology.chains = std::move(relays.topology.chains);  // the first stripe
           topology.further_stripes = std::move(relays.topology.further_stripes);
           topology.grafts = std::move(relays.topology.grafts);
           is_late = std::move(relays.plan.is_late);
         }
       }
-      // Late workers (trees.hpp) do not forward, so that they delay no others.
+      // Late workers (too slow for the trees, see trees.hpp) do not forward, so that they delay no other worker.
       for (std::size_t i = 0; i < ordered_workers.size(); ++i)
         if (is_late[i] && ordered_workers[i].may_forward) topology.leaves_only.push_back(ordered_workers[i].id);
       std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
@@ -194,12 +196,12 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     check_valid(topology);
     return topology;
   }
-  // A chain holds at most one leaf, at its tail. Leaves come last in `ordered_workers`, so with a chain per leaf,
-  // deal_into_chains() makes each of them a tail.
+  // A chain can hold one leaf, at its tail. Leaves come last in `ordered_workers`, so with at least a chain per leaf,
+  // deal_into_chains() makes each leaf a tail.
   const std::size_t chain_count = std::max(topology.chains_wanted, leaf_count);
   if (policy == TopologyPolicy::kBestChains && ordered_workers.size() > chain_count) {
-    // Moves the chain_count slowest uplinks to the end, where they become tails, which send nothing. The others return
-    // to the placement order.
+    // Moves the workers with the chain_count slowest uplinks to the end, where they become tails, which send nothing.
+    // The other workers return to the placement order.
     std::sort(ordered_workers.begin(), ordered_workers.end(), [](const ChainWorker& a, const ChainWorker& b) {
       if (a.forwarding_up() != b.forwarding_up()) return a.forwarding_up() > b.forwarding_up();
       return std::tuple(-a.score, a.id) < std::tuple(-b.score, b.id);

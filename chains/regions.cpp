@@ -20,10 +20,11 @@ using Graph = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, Flow,
                                     boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
-constexpr double kFlowMax = 1e15;  // bit/s; so that sums of flows fit in Flow, and infinite rates become finite
+// The limit makes infinite rates finite, and sums of flows fit in Flow.
+constexpr double kFlowMax = 1e15;  // bit/s
 
 // Rounds up, because a rate rounded down would not be an upper bound any more.
-Flow rounded_up(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, kFlowMax))); }
+Flow to_flow(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, kFlowMax))); }
 
 // Adds an edge, and the reverse edge that push-relabel needs.
 void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
@@ -38,29 +39,29 @@ void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
 
 std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std::span<const BitRate> region_up) {
   const std::size_t n = region_up.size();
-  ECHO_CHECK(regions.learner < n && (!regions.several() || regions.links.size() == n));
+  ECHO_CHECK(regions.learner_region < n && (!regions.several() || regions.links.size() == n));
   std::vector<BitRate> rates(n, learner_up);
   if (!regions.several()) return rates;
   // A region has two vertices: its input, and the output of its workers. The learner is one more vertex. It may send to
-  // its region's workers, or directly to other regions. These two edges overestimate its uplink; the result is limited
-  // to learner_up below.
+  // its region's workers, or directly to other regions. The capacity of each of these two edges is the learner's whole
+  // uplink, so together they overestimate it; the result is limited to learner_up below.
   Graph graph(2 * n + 1);
   const std::size_t learner = 2 * n;
   const auto input_of = [](std::size_t region) { return 2 * region; };
   const auto output_of = [](std::size_t region) { return 2 * region + 1; };
-  connect(graph, learner, input_of(regions.learner), rounded_up(learner_up));
-  connect(graph, learner, output_of(regions.learner), rounded_up(learner_up));
+  connect(graph, learner, input_of(regions.learner_region), to_flow(learner_up));
+  connect(graph, learner, output_of(regions.learner_region), to_flow(learner_up));
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, input_of(a), output_of(a), rounded_up(region_up[a]));
+    connect(graph, input_of(a), output_of(a), to_flow(region_up[a]));
     for (std::size_t b = 0; b < n; ++b) {
       if (a == b) continue;
-      const Flow capacity = rounded_up(regions.links[a][b].rate);
+      const Flow capacity = to_flow(regions.links[a][b].rate);
       if (capacity == 0) continue;
       connect(graph, output_of(a), input_of(b), capacity);
     }
   }
   for (std::size_t region = 0; region < n; ++region) {
-    if (region == regions.learner) continue;
+    if (region == regions.learner_region) continue;
     const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, learner, input_of(region)));
     rates[region] = std::min(learner_up, BitRate{flow});
   }
@@ -73,11 +74,10 @@ BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> regi
   const std::size_t n = region_up.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, source, a, rounded_up(region_up[a]));
-    connect(graph, n + a, sink, rounded_up(region_down[a]));
+    connect(graph, source, a, to_flow(region_up[a]));
+    connect(graph, n + a, sink, to_flow(region_down[a]));
     // The minimum keeps capacities finite: within a region the rate is infinite.
-    for (std::size_t b = 0; b < n; ++b)
-      connect(graph, a, n + b, rounded_up(std::min(region_up[a], regions.rate(a, b))));
+    for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, to_flow(std::min(region_up[a], regions.rate(a, b))));
   }
   return {static_cast<double>(boost::push_relabel_max_flow(graph, source, sink))};
 }
@@ -92,18 +92,18 @@ Lending plan_lending(const Regions& regions, std::span<const double> spare, std:
   const auto borrowed_by = [](std::size_t region) { return 2 * region; };
   const auto lent_by = [](std::size_t region) { return 2 * region + 1; };
   for (std::size_t a = 0; a < n; ++a) {
-    if (spare[a] > 0) connect(graph, source, lent_by(a), rounded_up({spare[a]}));
-    if (spare[a] < 0) connect(graph, borrowed_by(a), sink, rounded_up({-spare[a]}));
-    connect(graph, borrowed_by(a), lent_by(a), rounded_up({forwardable[a]}));
+    if (spare[a] > 0) connect(graph, source, lent_by(a), to_flow({spare[a]}));
+    if (spare[a] < 0) connect(graph, borrowed_by(a), sink, to_flow({-spare[a]}));
+    connect(graph, borrowed_by(a), lent_by(a), to_flow({forwardable[a]}));
     for (std::size_t b = 0; b < n; ++b) {
       const double free_capacity = regions.rate(a, b).bits_per_s - link_load[a][b];
-      if (a != b) connect(graph, lent_by(a), borrowed_by(b), rounded_up({free_capacity}));
+      if (a != b) connect(graph, lent_by(a), borrowed_by(b), to_flow({free_capacity}));  // 0 if the link is overloaded
     }
   }
   Lending lending;
   lending.bits_per_s_total = static_cast<double>(boost::push_relabel_max_flow(graph, source, sink));
   lending.bits_per_s_by_link.assign(n, std::vector<double>(n, 0));
-  // Reverse edges carry no positive flow, so the target of `edge` is borrowed_by(b), which is 2 b.
+  // A flow leaves lent_by(a) only to a vertex borrowed_by(b), which is 2 b. Reverse edges have no positive flow.
   for (std::size_t a = 0; a < n; ++a)
     for (const auto& edge : boost::make_iterator_range(boost::out_edges(lent_by(a), graph)))
       if (const Flow flow = get(boost::edge_capacity, graph, edge) - get(boost::edge_residual_capacity, graph, edge);

@@ -17,9 +17,9 @@ struct RegionLink {
   std::optional<Duration> delay;                          // one way; absent: use the delay of the worker's own link
 };
 
-// Groups of workers: within a region links have no limit but the workers' own.
+// Regions are groups of workers. Within a region, links have no limit but the workers' own.
 struct Regions {
-  std::uint32_t learner = 0;                   // the learner's region, an index in `links`
+  std::uint32_t learner_region = 0;            // an index in `links`
   std::vector<std::vector<RegionLink>> links;  // [from][to], square; empty: a single region without limits
 
   bool several() const { return links.size() > 1; }
@@ -32,8 +32,8 @@ struct Regions {
   }
 };
 
-// Returns an upper bound of the rate at which the learner's data reaches each region, possibly through others. It is
-// the maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each
+// Returns an upper bound of the rate at which the learner's data reaches each region, possibly through other regions.
+// It is the maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each
 // region's workers (`region_up`). Computed by push-relabel (Goldberg and Tarjan, 1988).
 std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std::span<const BitRate> region_up);
 
@@ -42,15 +42,16 @@ std::vector<BitRate> inflow_max(const Regions& regions, BitRate learner_up, std:
 BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> region_up,
                            std::span<const BitRate> region_down);
 
-// Uplink that regions with a surplus lend to regions with a deficit: workers of one region send to those of another. A
-// region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
+// Uplink that regions with a surplus lend to regions with a deficit: workers of the lender send to workers of the
+// borrower. A region that borrows uplink may in turn lend to a third region, because its own workers then need less of
+// its uplink.
 struct Lending {
   double bits_per_s_total = 0;
   std::vector<std::vector<double>> bits_per_s_by_link;  // [from][to]
 };
-// Returns the largest lending, a maximum flow over the free capacity of the links. All in bit/s. `spare`: surplus by
-// region; negative: deficit. `forwardable`: by region, the uplink that it may lend if it borrows as much. `link_load`:
-// used capacity of each link, [from][to].
+// Returns the largest lending, a maximum flow over the free capacity of the links. All values are by region, in bit/s.
+// `spare`: surplus; negative: deficit. `forwardable`: the uplink that a region may lend if it borrows as much.
+// `link_load`: used capacity of each link, [from][to].
 Lending plan_lending(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
                      const std::vector<std::vector<double>>& link_load);
 

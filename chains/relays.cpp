@@ -19,38 +19,38 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1 + 1e-9;        // a ratio that misses an integer by this factor counts as that integer
 constexpr double kRateMin = 1;                // bit/s; planned rates are at least this, because times are 1 / rate
 constexpr double kRateTolerance = 1;          // bit/s; a smaller lack of uplink is a rounding error
-constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the time to this fraction
+constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the time below this fraction to be used
 constexpr double kMeanTimeWeight = 0.05;  // of the mean time of all workers, added to the time until the quorum is met
-constexpr int kBisections = 20;           // halvings of an interval of rates, to a millionth of it
+constexpr int kBisections = 20;           // halvings of an interval of rates, down to a millionth of it
 constexpr double kRiseFactor = 1.01;      // regions count as limited if not all rates can rise by this factor
 constexpr double kFasterTolerance = 0.999;   // a relay that is slower only by this factor can still feed another one
 constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edges than this, the delay decides
-// If no trees reach the planned rates, all rates are lowered in steps of kRateStep, down to kRelayRateFractionMin.
+// If no trees reach the planned rates, all rates are lowered in steps of kRateStep, down to kLoweredRatesFractionMin.
 constexpr double kRateStep = 0.02;
-constexpr double kRelayRateFractionMin = 0.9;
+constexpr double kLoweredRatesFractionMin = 0.9;
 
 // A region with the link rates of its workers. Trees are planned for the workers "in time". The others are "late":
 // their downlinks are too slow for these trees (trees.hpp).
 struct RegionLimits {
-  std::uint32_t region = 0;
+  std::uint32_t region = 0;       // index in Regions::links
   std::vector<double> up;         // uplinks of workers in time, bit/s
-  std::vector<double> late_down;  // downlinks of late workers
-  double down_min = kInfinite;    // least downlink of workers in time
+  std::vector<double> late_down;  // downlinks of late workers, bit/s
+  double down_min = kInfinite;    // least downlink of workers in time, bit/s
 };
 
 // The rates of the regions with workers, in bit/s, by index in a vector of RegionLimits; index 0 is the learner's
 // region.
 struct Rates {
-  std::vector<double> to_relay;    // the rate at which the relay receives: the worker that other regions feed
+  std::vector<double> to_relay;    // the rate at which the relay (the worker that another region feeds) receives
   std::vector<double> to_workers;  // the rate at which the workers in time receive, at most `to_relay`
 };
 
 // The routes of all stripes (shares of a payload, each with its own trees), and their traffic. Regions are indices as
 // in Rates.
 struct StripeRoutes {
-  std::vector<std::vector<std::size_t>> feeder;  // by stripe and region: the region that feeds its relay
+  std::vector<std::vector<std::size_t>> feeder;  // by stripe and region: the region that feeds this region's relay
   std::vector<std::vector<std::size_t>> order;   // by stripe: regions in the order in which the route reaches them
-  std::vector<double> onward_rate;               // by region: bit/s that leave it
+  std::vector<double> onward_rate;               // by region: bit/s that it sends to other regions' relays
   std::vector<std::vector<double>> link_load;    // [from][to] by RegionLimits::region, bit/s
   Lending lent;  // uplink that regions with a surplus lend to regions with a deficit, in addition to the routes
 };
@@ -88,9 +88,9 @@ class MaxMinRates {
           high = middle;
       }
       const Rates reached = rates_at(low);
-      // Fixes the rates of one region after another until the other regions can rise: first those of an unreachable
-      // region, then by deficit (lacking uplink), largest first. Fixes the rate to a region's workers before the rate
-      // to its relay, because the relay can still pass a higher rate on to other regions.
+      // Fixes the rates of one region after another until the other regions can rise: first of an unreachable region,
+      // then of the region with the largest deficit (lack of uplink), and so on. Fixes the rate to a region's workers
+      // before the rate to its relay, because the relay can still pass a higher rate on to other regions.
       const auto has_fixed_rates = [&](std::size_t i) {
         return std::min(to_relay_max[i], to_workers_max[i]) <= reached.to_workers[i];
       };
@@ -107,52 +107,54 @@ class MaxMinRates {
     }
   }
 
-  // Returns the routes for these rates; absent if the rates are not feasible. Those that solve() returns always are.
+  // Returns the routes for these rates; absent if the rates are not feasible. The rates of solve() always are.
   std::optional<StripeRoutes> routes_for(const Rates& rates) const {
     StripeRoutes routes;
-    const Capacities uplinks = capacities(rates);
+    const RegionUplinks uplinks = region_uplinks(rates);
     if (find_routes(rates, uplinks, routes) != kAllReached) return std::nullopt;
     routes.lent = lend_uplink(uplinks, routes);
     return routes;
   }
 
  private:
-  // Uplink by region, bit/s.
-  struct Capacities {
-    std::vector<double> uplink_total;
-    std::vector<double> spare;  // the part that its own workers do not need; negative: the part that they lack
+  // By region, bit/s.
+  struct RegionUplinks {
+    std::vector<double> total;
+    std::vector<double> spare;  // the part that the region's own workers do not need; negative: what they lack
   };
 
-  // The part of an uplink that full edges can use, with at most `edges_max` edges. An edge carries one stripe of
-  // `rate`.
+  // The part of an uplink that full edges can use, with at most `edges_max` edges. An edge carries one stripe, a share
+  // of `rate`.
   double usable_uplink(double up, double rate, std::size_t edges_max) const {
     const double edge_rate = rate / static_cast<double>(stripes_);
-    return std::min(std::floor(up / edge_rate * kRounding), static_cast<double>(edges_max)) * edge_rate;
+    const double full_edges = std::floor(up / edge_rate * kRounding);
+    return std::min(full_edges, static_cast<double>(edges_max)) * edge_rate;
   }
 
-  Capacities capacities(const Rates& rates) const {
-    Capacities uplinks;
+  RegionUplinks region_uplinks(const Rates& rates) const {
+    RegionUplinks uplinks;
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       const RegionLimits& limits = region_limits_[i];
       const double rate = rates.to_workers[i];
-      // The limits of a worker's children: per stripe, and in all stripes. The learner has none.
+      // The children of a worker are limited per stripe and in all stripes, those of the learner are not.
       const std::size_t edges_max = std::min(stripes_ * kTreeChildrenMax, kChildrenOverStripesMax);
-      double uplink_total = i == 0 ? usable_uplink(learner_up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
-      for (const double up : limits.up) uplink_total += usable_uplink(up, rate, edges_max);
-      // Another region's uplink feeds the relay, except in the learner's region, which has none.
+      constexpr std::size_t kUnlimitedEdges = std::numeric_limits<std::uint32_t>::max();
+      double total = i == 0 ? usable_uplink(learner_up_, rate, kUnlimitedEdges) : 0;
+      for (const double up : limits.up) total += usable_uplink(up, rate, edges_max);
+      // Another region's uplink feeds the relay. The learner's region has no relay.
       const std::size_t relays = i == 0 ? 0 : 1;
-      // Every other worker in time takes one copy from its region's uplink, a late one what its downlink allows.
+      // Every other worker in time takes one copy from its region's uplink, a late worker what its downlink allows.
       double needed = (static_cast<double>(limits.up.size()) - static_cast<double>(relays)) * rate;
       for (const double down : limits.late_down) needed += std::min(down, rate);
-      uplinks.uplink_total.push_back(uplink_total);
-      uplinks.spare.push_back(uplink_total - needed);
+      uplinks.total.push_back(total);
+      uplinks.spare.push_back(total - needed);
     }
     return uplinks;
   }
 
-  // Indices of regions: first an unreachable one, then by surplus, smallest first.
+  // Returns the indices of all regions: an unreachable one first, then by surplus, smallest first.
   std::vector<std::size_t> by_deficit(const Rates& rates) const {
-    const Capacities uplinks = capacities(rates);
+    const RegionUplinks uplinks = region_uplinks(rates);
     StripeRoutes routes;
     const std::size_t unreachable_region = find_routes(rates, uplinks, routes);
     std::vector<double> surplus;
@@ -165,36 +167,39 @@ class MaxMinRates {
     return order;
   }
 
-  // Routes each stripe from the learner's region to one region after another (`latest`: the one just reached). Each
-  // step takes the route with most capacity left, of the link and of the uplinks at its start; if there is plenty, the
-  // one with the least delay. Returns the index of a region without a feasible route, or kAllReached.
+  // Routes each stripe from the learner's region to one region after another. Each step extends the route to the region
+  // that can be reached with most capacity left, of the link and of the uplinks at its start; if there is plenty, with
+  // the least delay. `remaining`: the uplinks that the routes may use. Returns the index of a region without a feasible
+  // route, or kAllReached.
   static constexpr std::size_t kAllReached = std::numeric_limits<std::size_t>::max();
-  std::size_t find_routes(const Rates& rates, Capacities remaining, StripeRoutes& routes) const {
+  std::size_t find_routes(const Rates& rates, RegionUplinks remaining, StripeRoutes& routes) const {
     const std::size_t n = region_limits_.size();
-    // Counts are cut at this number, so that among routes with plenty of edges the delay decides.
+    // Counts of edges are cut at this number, so that the delay decides among routes with plenty of edges.
     const double edges_counted_max = kPlentyEdgesPerStripe * static_cast<double>(stripes_);
+    // The learner's first copy for its own region, if that has workers.
+    const double first_copy_rate = region_limits_[0].up.empty() ? 0 : rates.to_relay[0];
     routes.onward_rate.assign(n, 0);
     routes.link_load.assign(regions_.links.size(), std::vector<double>(regions_.links.size(), 0));
     for (std::size_t s = 0; s < stripes_; ++s) {
-      // Ranks the possible routes to a region; the greatest is taken.
+      // Ranks the possible routes to a region: the greatest rank is taken.
       struct RouteRank {
-        double spare_edges = -1;     // further edges that fit in the spare uplink of the sending region
-        double uplink_edges = -1;    // further edges that fit in all of its uplink
-        double negated_delay_s = 0;  // from the learner
+        double spare_edges = -1;   // further edges that fit in the spare uplink of the sending region
+        double uplink_edges = -1;  // further edges that fit in its whole uplink, also in the part that its workers need
+        double negated_delay_s = 0;  // from the learner; negated, so that the least delay ranks highest
         auto operator<=>(const RouteRank&) const = default;
       };
-      std::vector<RouteRank> best_route(n);
-      std::vector<std::size_t> feeder(n, 0), order{0};
-      std::vector<double> negated_delay_s(n, 0);
+      std::vector<RouteRank> best_route(n);             // to each region, over the regions reached so far
+      std::vector<std::size_t> feeder(n, 0), order{0};  // as in StripeRoutes, for this stripe
+      std::vector<double> negated_delay_s(n, 0);        // of the regions reached so far
       std::vector<bool> is_reached(n, false);
       is_reached[0] = true;
-      for (std::size_t latest = 0;;) {
+      for (std::size_t latest = 0;;) {  // the region reached last
         for (std::size_t i = 1; i < n; ++i) {
-          // A relay sends no faster than it receives, so only the learner can feed a region that receives faster. Its
-          // uplink for that is what the first copy for its own region and the earlier routes leave.
+          // A relay sends no faster than it receives, so only the learner can feed a region that receives faster than
+          // `latest`. The learner's uplink for this is what the first copy for its own region and the earlier routes
+          // leave.
           const bool is_faster = rates.to_relay[latest] < rates.to_relay[i] * kFasterTolerance;
           if (is_reached[i] || (is_faster && latest != 0)) continue;
-          const double first_copy_rate = region_limits_[0].up.empty() ? 0 : rates.to_relay[0];
           const double uplink_max = is_faster ? learner_up_ - first_copy_rate - routes.onward_rate[0] : kInfinite;
           const auto from = region_limits_[latest].region, to = region_limits_[i].region;
           const double edge_rate = rates.to_relay[i] / static_cast<double>(stripes_);
@@ -205,7 +210,7 @@ class MaxMinRates {
           };
           const RouteRank via_latest{
               .spare_edges = edges_that_fit(remaining.spare[latest]),
-              .uplink_edges = edges_that_fit(remaining.uplink_total[latest]),
+              .uplink_edges = edges_that_fit(remaining.total[latest]),
               .negated_delay_s = negated_delay_s[latest] - seconds(regions_.delay(from, to, {})),
           };
           if (via_latest <= best_route[i]) continue;
@@ -217,11 +222,12 @@ class MaxMinRates {
           if (!is_reached[i] && (next == n || best_route[i] > best_route[next])) next = i;
         if (next == n) break;
         if (best_route[next].uplink_edges < 1) return next;  // not even one edge fits
+        const std::size_t sender = feeder[next];
         const double edge_rate = rates.to_relay[next] / static_cast<double>(stripes_);
-        routes.link_load[region_limits_[feeder[next]].region][region_limits_[next].region] += edge_rate;
-        routes.onward_rate[feeder[next]] += edge_rate;
-        remaining.spare[feeder[next]] -= edge_rate;
-        remaining.uplink_total[feeder[next]] -= edge_rate;
+        routes.link_load[region_limits_[sender].region][region_limits_[next].region] += edge_rate;
+        routes.onward_rate[sender] += edge_rate;
+        remaining.spare[sender] -= edge_rate;
+        remaining.total[sender] -= edge_rate;
         negated_delay_s[next] = best_route[next].negated_delay_s;
         is_reached[next] = true;
         order.push_back(next);
@@ -235,34 +241,37 @@ class MaxMinRates {
 
   // Whether uplinks and links suffice for these rates.
   bool is_feasible(const Rates& rates) const {
-    const Capacities uplinks = capacities(rates);
+    const RegionUplinks uplinks = region_uplinks(rates);
     StripeRoutes routes;
     if (find_routes(rates, uplinks, routes) != kAllReached) return false;
-    // The learner sends the first copy of every stripe: into its own region, or else into the fastest of the others.
+    // The learner sends the first copy of every stripe: into its own region, or, if that has no workers, into the
+    // fastest one.
     const double first_copy_rate = region_limits_[0].up.empty()
                                        ? *std::max_element(rates.to_relay.begin(), rates.to_relay.end())
                                        : rates.to_relay[0];
     if (learner_up_ < first_copy_rate) return false;
-    // Regions with a lack of uplink (deficit) must be able to borrow it from those with a surplus.
-    double deficit_total = 0, surplus_total = 0;  // `surplus_total`: of all regions, less the deficits
+    // Regions with a lack of uplink (deficit) must be able to borrow it from regions with a surplus.
+    double deficit_total = 0, net_surplus = 0;  // the deficits; all surpluses less the deficits
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       const double spare = uplinks.spare[i] - routes.onward_rate[i];
       deficit_total -= std::min(spare, 0.0);
-      surplus_total += spare;
+      net_surplus += spare;
     }
     if (deficit_total <= kRateTolerance) return true;
-    return surplus_total > -kRateTolerance &&
-           lend_uplink(uplinks, routes).bits_per_s_total >= deficit_total / kRounding - kRateTolerance;
+    if (net_surplus <= -kRateTolerance) return false;
+    const double lent_min = deficit_total / kRounding - kRateTolerance;
+    return lend_uplink(uplinks, routes).bits_per_s_total >= lent_min;
   }
 
   // Uplink that regions lend to other regions, in addition to the traffic of these routes.
-  Lending lend_uplink(const Capacities& uplinks, const StripeRoutes& routes) const {
+  Lending lend_uplink(const RegionUplinks& uplinks, const StripeRoutes& routes) const {
     std::vector<double> spare(regions_.links.size(), 0), forwardable(spare);
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
-      const double onward = routes.onward_rate[i], needed = uplinks.uplink_total[i] - uplinks.spare[i];
+      const double onward = routes.onward_rate[i], needed = uplinks.total[i] - uplinks.spare[i];
       spare[region_limits_[i].region] = uplinks.spare[i] - onward;
-      // A region can borrow for all its workers and lend their uplink, but not the part that the routes use.
-      forwardable[region_limits_[i].region] = std::max(0.0, std::min(needed, uplinks.uplink_total[i] - onward));
+      // A region can borrow uplink for all its workers and lend its own, except the part that the routes use.
+      const double lendable = uplinks.total[i] - onward;
+      forwardable[region_limits_[i].region] = std::max(0.0, std::min(needed, lendable));
     }
     return plan_lending(regions_, spare, forwardable, routes.link_load);
   }
@@ -287,25 +296,25 @@ double time_per_bit(const Rates& rates, const std::vector<RegionLimits>& region_
   return *quorum_time + kMeanTimeWeight * mean;
 }
 
-// Stands for the parent of a chain that is not attached yet: no worker has this id.
-constexpr WorkerId kUnattached{std::numeric_limits<std::uint64_t>::max()};
-
-// Returns the rate that at least a fraction `quorum` of the workers reaches.
+// Returns the highest rate that at least a fraction `quorum` of the workers reaches.
 BitRate rate_at_quorum(std::vector<BitRate> rates, double quorum) {
   const auto nth = rates.end() - static_cast<std::ptrdiff_t>(quorum_count(quorum, rates.size()));
   std::nth_element(rates.begin(), nth, rates.end());
   return *nth;
 }
 
+// Stands for the parent of a chain that is not attached yet: no worker has this id.
+constexpr WorkerId kUnattached{std::numeric_limits<std::uint64_t>::max()};
+
 // Builds each region's trees of the workers in time. Then attach_orphans() attaches the trees' first workers (orphans:
 // they have no parent yet) to workers of another region, along the routes or to lent uplink.
 void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                   const Regions& regions, Topology& topology) {
-  const std::size_t stripes = plan.stripes.size();
+  const std::size_t stripes = plan.routes.size();
   topology.policy = TopologyPolicy::kTrees;
   topology.further_stripes.assign(stripes - 1, {});
   topology.grafts.assign(stripes, {});
-  for (const std::uint32_t region : plan.stripes.front().order) {
+  for (const std::uint32_t region : plan.routes.front().order) {  // every route has the same regions
     std::vector<ChainWorker> members;
     // Uplink (bit/s) of this region for other regions and for late workers.
     double outside_rate = std::accumulate(plan.link_load[region].begin(), plan.link_load[region].end(), 0.0);
@@ -316,22 +325,24 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     if (members.empty()) continue;
     const BitRate rate = plan.region_rates[region];
     double learner_share = 0;  // bit/s of the learner's uplink for this region
-    if (region == regions.learner) {
-      // The learner serves its own region with all uplink that other regions do not need, and with one copy at least.
+    if (region == regions.learner_region) {
+      // The learner feeds its own region with all uplink that other regions do not need, and with one copy at least.
       // The region's workers then send to other regions what the learner cannot.
-      double uplink_left = learner_up.bits_per_s - outside_rate;
-      learner_share = std::max(rate.bits_per_s, uplink_left);
-      for (const ChainWorker& w : members) uplink_left += w.forwarding_up().bits_per_s;
-      learner_share = std::clamp(learner_share, 0.0, std::max(0.0, uplink_left));
-      outside_rate = std::max(0.0, outside_rate - (learner_up.bits_per_s - learner_share));
+      const double learner_left = learner_up.bits_per_s - outside_rate;
+      double region_left = learner_left;  // together with the uplinks of the region's workers
+      for (const ChainWorker& w : members) region_left += w.forwarding_up().bits_per_s;
+      const double share_wanted = std::max(rate.bits_per_s, learner_left);
+      learner_share = std::clamp(share_wanted, 0.0, std::max(0.0, region_left));
+      const double learner_outside_rate = learner_up.bits_per_s - learner_share;
+      outside_rate = std::max(0.0, outside_rate - learner_outside_rate);
     }
     // Planned as if the learner sent one copy at least, because each stripe needs a first worker.
     Topology region_trees;
     region_trees.policy = TopologyPolicy::kTrees;
     build_trees_at_rate(rate, stripes, {std::max(rate.bits_per_s, learner_share)}, members, {outside_rate},
                         region_trees);
-    // Number of edges (one child in one stripe) that the learner's share feeds, over all stripes. attach_orphans()
-    // finds parents for the others.
+    // Number of first workers that the learner's share feeds, over all stripes. attach_orphans() finds parents for the
+    // other first workers.
     const auto seed_count =
         static_cast<std::size_t>(learner_share / rate.bits_per_s * static_cast<double>(stripes) * kRounding);
     for (std::size_t s = 0; s < stripes; ++s) {
@@ -353,8 +364,8 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
 }  // namespace
 
 bool spans_regions(std::span<const ChainWorker> workers, const Regions& regions) {
-  return regions.several() &&
-         std::any_of(workers.begin(), workers.end(), [&](const ChainWorker& w) { return w.region != regions.learner; });
+  return regions.several() && std::any_of(workers.begin(), workers.end(),
+                                          [&](const ChainWorker& w) { return w.region != regions.learner_region; });
 }
 
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
@@ -364,10 +375,10 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
   for (std::size_t i = 0; i < workers.size(); ++i) members[workers[i].region].push_back(i);
   std::vector<bool> is_late(workers.size(), false);
   // The learner's region comes first, also if it has no workers.
-  std::vector<RegionLimits> region_limits{{.region = regions.learner, .up = {}, .late_down = {}}};
+  std::vector<RegionLimits> region_limits{{.region = regions.learner_region, .up = {}, .late_down = {}}};
   for (const auto& [region, indices] : members) {
-    if (region != regions.learner) region_limits.push_back({.region = region, .up = {}, .late_down = {}});
-    RegionLimits& limits = region == regions.learner ? region_limits.front() : region_limits.back();
+    if (region != regions.learner_region) region_limits.push_back({.region = region, .up = {}, .late_down = {}});
+    RegionLimits& limits = region == regions.learner_region ? region_limits.front() : region_limits.back();
     std::vector<ChainWorker> region_workers;
     for (const std::size_t i : indices) region_workers.push_back(workers[i]);
     const std::vector<bool> is_late_here = late_workers(learner_up, region_workers, quorum);
@@ -381,7 +392,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
       limits.down_min = std::min(limits.down_min, region_workers[k].down.bits_per_s);
     }
   }
-  std::size_t stripes = 0;
+  std::size_t stripes = 0;  // 0: not chosen yet
   Rates best_rates;
   double best_time = kInfinite;
   // Numbers of stripes are powers of two. Takes more stripes only if they are clearly faster.
@@ -396,7 +407,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
   const auto plan_for = [&](const Rates& rates, const StripeRoutes& routes) {
     RelayPlan plan;
     plan.is_late = is_late;
-    plan.region_rates.assign(regions.links.size(), learner_up);
+    plan.region_rates.assign(regions.links.size(), learner_up);  // stays so for regions without workers
     for (std::size_t i = 0; i < region_limits.size(); ++i)
       plan.region_rates[region_limits[i].region] = {rates.to_workers[i]};
     plan.link_load = routes.link_load;
@@ -404,11 +415,11 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
       for (std::size_t b = 0; b < plan.link_load.size(); ++b)
         plan.link_load[a][b] += routes.lent.bits_per_s_by_link[a][b];
     for (std::size_t s = 0; s < stripes; ++s) {
-      RelayPaths& paths = plan.stripes.emplace_back();
-      paths.feeding_region.assign(regions.links.size(), regions.learner);
+      RegionRoute& route = plan.routes.emplace_back();
+      route.feeding_region.assign(regions.links.size(), regions.learner_region);
       for (const std::size_t i : routes.order[s]) {
-        paths.feeding_region[region_limits[i].region] = region_limits[routes.feeder[s][i]].region;
-        paths.order.push_back(region_limits[i].region);
+        route.feeding_region[region_limits[i].region] = region_limits[routes.feeder[s][i]].region;
+        route.order.push_back(region_limits[i].region);
       }
     }
     for (std::size_t i = 0; i < workers.size(); ++i) {
@@ -417,10 +428,10 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
     }
     return plan;
   };
-  // At full use of every uplink a worker may remain without a place, and the parent that takes it halves its other
-  // children's rates. So lower rates are tried while they may improve the result.
+  // At full use of every uplink, a worker may remain without a place. The parent that then takes it halves the rates of
+  // its other children. So lower rates are tried while they may improve the result.
   RelayTrees best_trees;
-  for (double fraction = 1; fraction > kRelayRateFractionMin; fraction -= kRateStep) {
+  for (double fraction = 1; fraction > kLoweredRatesFractionMin; fraction -= kRateStep) {
     Rates rates = best_rates;
     for (double& rate : rates.to_relay) rate *= fraction;
     for (double& rate : rates.to_workers) rate *= fraction;
@@ -428,6 +439,7 @@ RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers,
     ECHO_CHECK(routes || fraction < 1);  // solve() has found routes for the full rates
     if (!routes) continue;
     RelayTrees trees{.plan = plan_for(rates, *routes), .topology = {}, .rate = {}};
+    // Lower rates are not tried once even the planned rate is no better than that of the best trees.
     if (fraction < 1 && rate_at_quorum(trees.plan.worker_rates, quorum) <= best_trees.rate) break;
     build_relays(trees.plan, learner_up, workers, regions, trees.topology);
     trees.rate = steady_rate(trees.topology, learner_up, workers, quorum, regions);

@@ -7,10 +7,11 @@
 namespace echoline::chains {
 
 double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
-  double bandwidth = 1;
+  double bandwidth = 1;  // without a cap
   if (stats.cap)
     bandwidth = stats.cap->bits_per_s > 0 ? std::min(1.0, stats.forwarding_rate.bits_per_s / stats.cap->bits_per_s) : 0;
-  // At least attempts_trusted, so that a peer with few attempts cannot have a high success rate.
+  // At least attempts_trusted, so that a peer with few attempts cannot have a high success rate. Not 0, because it is a
+  // divisor.
   const std::uint32_t attempts_counted = std::max({stats.attempts, weights.attempts_trusted, 1u});
   // min(): a caller that counts more successes than attempts must not raise the score above its range.
   const double success = static_cast<double>(std::min(stats.successes, stats.attempts)) / attempts_counted;
@@ -23,17 +24,19 @@ bool RoleLadder::demote(TimePoint now) {
   if (role_ == Role::kRolloutOnly) return false;
   role_ = role_ == Role::kSeed ? Role::kTail : Role::kRolloutOnly;
   if (role_ == Role::kRolloutOnly) {
-    paused_until_ = now + pause_;
-    pause_ = std::min<Duration>(2 * pause_, kPauseMax);
+    paused_until_ = now + next_pause_;
+    next_pause_ = std::min<Duration>(2 * next_pause_, kPauseMax);
   }
   return true;
 }
 
 bool RoleLadder::record_delivery() {
-  if (role_ == Role::kSeed || ++deliveries_ < kDeliveriesPerStep) return false;
+  if (role_ == Role::kSeed || ++deliveries_ < kDeliveriesToPromote) return false;
   deliveries_ = 0;
+  // A rollout-only peer still delivers if the learner lets it help a worker that missed versions. Enough of these
+  // deliveries end its pause early.
   role_ = role_ == Role::kRolloutOnly ? Role::kTail : Role::kSeed;
-  if (role_ == Role::kSeed) pause_ = kPause;
+  if (role_ == Role::kSeed) next_pause_ = kPause;
   return true;
 }
 

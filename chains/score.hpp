@@ -1,5 +1,5 @@
 // Rates a peer's forwarding. A peer is a worker that passes payloads on. Its score decides its place in chains, and its
-// failures decide its role.
+// failures and deliveries decide its role.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@ namespace echoline::chains {
 // The learner's observations of one peer.
 struct PeerStats {
   BitRate forwarding_rate;      // measured while it forwarded
-  std::optional<BitRate> cap;   // its allowed rate; if absent, rate / cap counts as 1
+  std::optional<BitRate> cap;   // its allowed rate; absent: none, so that the score counts the full bandwidth
   std::uint32_t attempts = 0;   // forwards begun
   std::uint32_t successes = 0;  // forwards finished, at most `attempts`
   Duration age{};               // since its last message
@@ -25,7 +25,7 @@ struct ScoreWeights {
   Duration age_scale = std::chrono::seconds(300);
 };
 
-// bandwidth * min(1, rate / cap) + success * (successes / max(attempts, attempts_trusted))
+// Returns bandwidth * min(1, forwarding_rate / cap) + success * (successes / max(attempts, attempts_trusted))
 //   + freshness * exp(-age / age_scale); in [0, 1] for the default weights. (ECHO-2 App. C.3.)
 double peer_score(const PeerStats& stats, const ScoreWeights& weights = {});
 
@@ -35,13 +35,15 @@ enum class Role { kSeed, kTail, kRolloutOnly };
 
 // A peer's role over time. It falls a step at each failure and rises a step for every ten deliveries to other peers.
 // Payloads that the peer itself receives do not count, because they say nothing about its uplink. A rollout-only peer
-// may try again after a pause that doubles each time.
+// may try again as a tail after a pause, which doubles each time until the peer is a seed again.
 class RoleLadder {
  public:
-  static constexpr int kDeliveriesPerStep = 10;
+  static constexpr int kDeliveriesToPromote = 10;
   static constexpr Duration kPause = std::chrono::minutes(2), kPauseMax = std::chrono::hours(1);
 
   RoleLadder() = default;
+  // A peer with a role from an earlier process. The number of its earlier pauses is not known, so this pause is not
+  // counted: the next one is kPause again. Only kRolloutOnly has a pause.
   RoleLadder(Role role, TimePoint now) : role_(role), paused_until_(now + kPause) {}
   Role role() const { return role_; }
   // All three return whether the role changed. retry_if_rested() makes a rollout-only peer a tail once its pause is
@@ -52,9 +54,9 @@ class RoleLadder {
 
  private:
   Role role_ = Role::kSeed;
-  int deliveries_ = 0;       // to other peers, since the role changed
-  Duration pause_ = kPause;  // length of the next pause
-  TimePoint paused_until_{};
+  int deliveries_ = 0;            // to other peers, since the role changed
+  Duration next_pause_ = kPause;  // length of the pause after the next fall to kRolloutOnly
+  TimePoint paused_until_{};      // of the last pause
 };
 
 }  // namespace echoline::chains

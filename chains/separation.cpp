@@ -23,7 +23,7 @@ struct Stripe {
     for (const auto& chain : topology.stripe(s))
       for (std::size_t i = 0; i < chain.size(); ++i)
         parent[chain[i]] = i == 0 ? topology.parent_of_chain(s, chain[0]) : chain[i - 1];
-    for (const auto& [id, parent_id] : parent) children[parent_id].push_back(id);
+    for (const auto& [id, parent_of_id] : parent) children[parent_of_id].push_back(id);
     // Breadth first from the learner, whose depth is 0.
     std::vector<WorkerId> reached{kLearnerId};
     for (std::size_t k = 0; k < reached.size(); ++k)
@@ -45,7 +45,10 @@ bool is_forbidden(const Pairs& forbidden_pairs, WorkerId a, WorkerId b) {
 
 // Exchanges the places of two workers in stripe `s`.
 void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
-  const auto swapped = [&](WorkerId id) { return id == a ? b : id == b ? a : id; };
+  const auto swapped = [&](WorkerId id) {
+    if (id == a) return b;
+    return id == b ? a : id;
+  };
   for (auto& chain : topology.stripe(s))
     for (WorkerId& id : chain) id = swapped(id);
   // A graft names the worker that feeds a chain's first worker, if that is not the learner.
@@ -55,9 +58,10 @@ void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   topology.grafts[s] = std::move(grafts);
 }
 
-// Whether `id`, after an exchange of places with `replaced`, has no neighbour with which it is a forbidden pair.
+// Whether `id`, after an exchange of places with `replaced`, is in no forbidden pair with its new parent or a new
+// child.
 bool may_replace(const Stripe& stripe, const Pairs& forbidden_pairs, WorkerId id, WorkerId replaced) {
-  // If the two workers are neighbours, `replaced` will be where `id` is now.
+  // If `id` is a neighbour of `replaced`, `replaced` will be where `id` is now.
   const auto after_exchange = [&](WorkerId neighbour) { return neighbour == id ? replaced : neighbour; };
   if (is_forbidden(forbidden_pairs, id, after_exchange(stripe.parent.at(replaced)))) return false;
   const auto children = stripe.children.find(replaced);
@@ -66,14 +70,16 @@ bool may_replace(const Stripe& stripe, const Pairs& forbidden_pairs, WorkerId id
                       [&](WorkerId child) { return is_forbidden(forbidden_pairs, id, after_exchange(child)); });
 }
 
-// Attaches the worker to the learner, without children. Its children move to `parent`, its former parent.
+// Attaches the worker to the learner, without children. Its children move to `parent`, which has been its own parent.
 void attach_to_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId parent) {
   Chains& chains = topology.stripe(s);
-  std::unordered_map<WorkerId, WorkerId> no_grafts;
+  std::unordered_map<WorkerId, WorkerId> no_grafts;  // stands in if the topology has none
   auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : no_grafts;
   const auto chain = std::find_if(chains.begin(), chains.end(),
                                   [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });
-  if (chain->front() == id) {  // `parent` now feeds the next worker of the chain
+  // If `id` begins its chain, `parent` now feeds the chain's next worker. Otherwise that worker follows its
+  // predecessor.
+  if (chain->front() == id) {
     grafts.erase(id);
     if (chain->size() > 1) grafts[(*chain)[1]] = parent;
   }
@@ -92,15 +98,15 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& forb
   std::size_t moves = 0;
   Stripe stripe(topology, s);
   for (const auto& [a, b] : forbidden_pairs) {
-    WorkerId child = a, parent = b;
     if (!stripe.parent.contains(a) || !stripe.parent.contains(b)) continue;  // not in the topology
+    WorkerId child = a, parent = b;
     if (stripe.parent.at(child) != parent) std::swap(child, parent);
-    if (stripe.parent.at(child) != parent) continue;
+    if (stripe.parent.at(child) != parent) continue;  // neither is the other's parent
     const std::size_t child_count = stripe.child_count(child);
-    // Selects the worker to exchange places with: the one whose number of children differs least; of equals, the one
-    // nearest the learner; of these, the least id. Workers nearer than `child` are left out, because an accusation must
-    // not move the accuser forward.
-    std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;
+    // Selects the worker to exchange places with: the one whose number of children differs least from that of `child`;
+    // of equals, the one nearest the learner; of these, the least id. Workers nearer than `child` are left out, because
+    // an accusation must not bring the accuser nearer to the learner.
+    std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;  // difference, depth, id
     for (const auto& [id, depth] : stripe.depth) {
       if (id == child || id == parent || depth < stripe.depth.at(child)) continue;
       const std::size_t other_count = stripe.child_count(id);

@@ -20,12 +20,12 @@ constexpr double kRounding = 1 + 1e-9;         // a ratio that misses an integer
 // the number of children that its uplink can feed, summed over stripes.
 bool all_have_parents(std::size_t stripes, std::span<const std::size_t> child_capacity) {
   const std::size_t n = child_capacity.size() - 1, learner_children_max = child_capacity.back();
-  const std::size_t worker_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
-  // Each stripe has a worker that does not forward, so at most n - 1 of its n edges come from workers. Such a worker
-  // ends a chain, and every chain begins at the learner.
-  const std::size_t worker_edges = std::min(worker_total, stripes * (n - 1));
-  const std::size_t chain_count = stripes * n - worker_edges;
-  return learner_children_max >= stripes && chain_count <= learner_children_max;
+  const std::size_t worker_children_total =
+      std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
+  // A stripe has n edges, one to each worker. At most n - 1 of them come from workers, because its first worker
+  // receives from the learner. The learner feeds the remaining edges.
+  const std::size_t worker_edges = std::min(worker_children_total, stripes * (n - 1));
+  return stripes * n - worker_edges <= learner_children_max;
 }
 
 // Plans the number of children of each worker. `child_capacity`: as for all_have_parents().
@@ -33,25 +33,23 @@ std::vector<std::size_t> child_counts_of(std::size_t stripes, std::span<const st
                                          std::span<const ChainWorker> workers) {
   const std::size_t n = workers.size(), learner_children_max = child_capacity.back();
   std::vector<std::size_t> counts(child_capacity.begin(), child_capacity.end() - 1);
-  std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  std::size_t worker_children_total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const std::size_t edges_total = stripes * n;
+  if (worker_children_total > edges_total) return counts;  // enough without the learner
   // Edges that no worker feeds are the learner's. It feeds as many children as it can, because that makes the paths
   // shorter. It takes over one child at a time from each worker in turn, first from those with the least uplink.
-  const auto learner_children = [&] { return stripes * n - total; };
+  const auto learner_children = [&] { return edges_total - worker_children_total; };
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return workers[a].forwarding_up() < workers[b].forwarding_up();
   });
-  while (learner_children() < learner_children_max && total > 0) {
-    bool changed = false;
+  while (learner_children() < learner_children_max && worker_children_total > 0)
     for (const std::size_t i : order) {
       if (counts[i] == 0 || learner_children() >= learner_children_max) continue;
       --counts[i];
-      --total;
-      changed = true;
+      --worker_children_total;
     }
-    if (!changed) break;
-  }
   return counts;
 }
 
@@ -62,8 +60,8 @@ std::vector<std::size_t> child_capacities(BitRate rate, std::size_t stripes, Bit
   // An edge carries one stripe, 1/stripes of the payload. At least 1 bit/s, because it is a divisor.
   const double stripe_rate = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
   const auto capacity_of = [&](BitRate up, std::size_t children_max) {
-    return static_cast<std::size_t>(
-        std::min(std::floor(up.bits_per_s / stripe_rate * kRounding), static_cast<double>(children_max)));
+    const double edges = std::floor(up.bits_per_s / stripe_rate * kRounding);
+    return static_cast<std::size_t>(std::min(edges, static_cast<double>(children_max)));
   };
   std::vector<std::size_t> capacities;
   const std::size_t worker_children_max = std::min(stripes * limits.children_per_stripe_max, kChildrenOverStripesMax);
@@ -83,9 +81,10 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
     sum_up += w.forwarding_up().bits_per_s;
   }
   if (limits.reserved_up.bits_per_s > 0) {
-    // Part of the uplinks is reserved for late workers; the workers of this plan share what is left.
+    // The workers of this plan share the uplink that is not reserved. At least 1 bit/s, also if all is reserved.
     const double uplink_left = kUsableUplinkFraction * sum_up - limits.reserved_up.bits_per_s;
-    high = std::min(high, std::max(1.0, uplink_left / static_cast<double>(workers.size())));
+    const double even_share = uplink_left / static_cast<double>(workers.size());
+    high = std::min(high, std::max(1.0, even_share));
   }
   const auto feeds_all = [&](double rate) {
     return all_have_parents(stripes, child_capacities({rate}, stripes, learner_up, workers, limits));
@@ -104,15 +103,16 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
   ECHO_CHECK(!workers.empty());
   std::map<std::size_t, BitRate> rates;                           // by number of stripes
-  const bool plans_chains = limits.children_per_stripe_max == 1;  // and otherwise trees
+  const bool plans_chains = limits.children_per_stripe_max == 1;  // false: trees
   for (std::size_t s = plans_chains ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
     rates[s] = best_rate(s, learner_up, workers, limits);
   BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
-  const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& entry) {
+  const auto fewest = std::find_if(rates.begin(), rates.end(), [&](const auto& entry) {
     return entry.second.bits_per_s * kStripeRateTolerance >= best.bits_per_s;
   });
-  return plan_stripes_at_rate(chosen->second, chosen->first, learner_up, workers, limits);
+  const auto [stripes, rate] = *fewest;
+  return plan_stripes_at_rate(rate, stripes, learner_up, workers, limits);
 }
 
 StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up,
@@ -124,7 +124,7 @@ StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learn
   plan.child_capacity_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
   if (rate.bits_per_s > 0)
     plan.child_counts = child_counts_of(stripes, child_capacity, workers);
-  else  // no rate is possible, because no worker can forward; so the learner serves all
+  else  // no rate is possible, because no worker can forward; so the learner feeds all workers
     plan.child_counts.assign(workers.size(), 0);
   return plan;
 }
@@ -148,15 +148,13 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
       tails.push_back(forwarders.back());
       forwarders.pop_back();
     }
-    // Rotates the order by 1/stripes of it from stripe to stripe, so that each worker is near the learner in some
+    // In stripe s, the order begins s/stripes of its length later, so that each worker is near the learner in some
     // stripe.
-    if (!forwarders.empty())
-      std::rotate(forwarders.begin(),
-                  forwarders.begin() + static_cast<std::ptrdiff_t>(s * forwarders.size() / stripes % forwarders.size()),
-                  forwarders.end());
+    const auto first = forwarders.begin() + static_cast<std::ptrdiff_t>(s * forwarders.size() / stripes);
+    std::rotate(forwarders.begin(), first, forwarders.end());
     Chains chains(tails.size());
     for (std::size_t i = 0; i < forwarders.size(); ++i) chains[i % chains.size()].push_back(workers[forwarders[i]].id);
-    // Each chain gets one tail. The last chains are the shortest; the first tails in placement order go to them.
+    // Each chain gets one tail. The first tails in placement order get the last chains, which are the shortest.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
     topology.stripe(s) = std::move(chains);
   }

@@ -13,14 +13,14 @@
 namespace echoline::chains {
 
 inline constexpr std::size_t kPlannedStripesMax = 16;  // each stripe may give a worker one more parent
-// For trees. A worker whose uplink carries one copy of the payload can spend it on one stripe, and feeds at least this
-// many children there. So trees are shallow.
+// For trees. A worker whose uplink carries one copy of the payload can spend all of it in one of s stripes. There it
+// feeds s children, so at least kTreeStripesMin. Hence trees are shallow.
 inline constexpr std::size_t kTreeStripesMin = 4;
 inline constexpr std::size_t kTreeChildrenMax = 8;          // per worker and stripe
 inline constexpr std::size_t kChildrenOverStripesMax = 64;  // per worker, all stripes together
 
 // Usable fraction of the sum of all uplinks if edges (links from parent to child in a stripe) have different rates. The
-// rest is in pieces too small for an edge.
+// rest is left over on single uplinks, in pieces too small for an edge.
 inline constexpr double kUsableUplinkFraction = 0.95;
 
 struct StripeLimits {
@@ -31,7 +31,7 @@ struct StripeLimits {
 struct StripePlan {
   std::size_t stripes = 1;                // a power of two
   BitRate rate;                           // receiving rate of every worker, all stripes together
-  std::vector<std::size_t> child_counts;  // by worker: its children, summed over stripes
+  std::vector<std::size_t> child_counts;  // by worker: the most children to give it, summed over stripes
   std::size_t child_capacity_total = 0;   // children that the uplinks of all workers could feed
 };
 
@@ -42,15 +42,16 @@ struct StripePlan {
 // forward count as uplink 0. Requires at least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});
 
-// The plan for a given rate and number of stripes. The learner may get more children than its uplink carries.
+// Returns the plan for a given rate and number of stripes. The learner may get more children than its uplink carries.
 StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up,
                                 std::span<const ChainWorker> workers, const StripeLimits& limits);
 
-// The highest rate with this number of stripes.
+// Returns the highest rate with this number of stripes.
 BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                   const StripeLimits& limits);
 
-// Builds the chains of every stripe from a plan with one child per stripe, for workers in placement order.
+// Builds the chains of every stripe from a plan with at most one child per worker and stripe, for workers in placement
+// order (planner.cpp).
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);
 
 }  // namespace echoline::chains

@@ -1,5 +1,5 @@
-// Lookups in a topology, and its text forms. A topology has chains of workers, in several sets (stripes) if each set
-// carries only a share of the payload. A graft attaches a chain to a worker of another chain.
+// Lookups in a topology, and its text forms. A topology has one or several sets of chains of workers (stripes); each
+// stripe carries a share of the payload. A graft attaches a chain to a worker of another chain.
 #include "chains/topology.hpp"
 
 #include <algorithm>
@@ -90,8 +90,8 @@ std::vector<WorkerId> Topology::children_of(WorkerId id) const {
 }
 
 double Topology::copies_sent_by(WorkerId id) const {
-  std::size_t edges = 0;  // each carries one stripe, an equal part of the payload
-  for (const auto& [child, parents] : parents())
+  std::size_t edges = 0;                          // each carries one stripe, an equal part of the payload
+  for (const auto& [child, parents] : parents())  // the parent in each stripe
     edges += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), id));
   return static_cast<double>(edges) / stripes();
 }
@@ -99,8 +99,8 @@ double Topology::copies_sent_by(WorkerId id) const {
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
   for (std::size_t s = 0; s < stripes(); ++s) {
-    // The depth of each worker that feeds a chain. It is known when that chain is visited, because the worker's own
-    // chain comes earlier in the list.
+    // The depth of each worker that feeds a chain; 0 until the loop below visits the worker. It is visited before the
+    // chain that it feeds, because its own chain comes earlier in the list.
     std::unordered_map<WorkerId, std::size_t> depths;
     if (s < grafts.size())
       for (const auto& [first, parent] : grafts[s]) depths[parent] = 0;

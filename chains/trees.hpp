@@ -15,16 +15,16 @@ namespace echoline::chains {
 // worker with spare uplink, and delays no other worker.
 
 // Returns, by index, whether a worker is late: whether its downlink is below a threshold. Tries all downlinks as
-// thresholds. Takes the one with which the fraction `quorum` of the workers holds a large payload soonest; of equal
-// ones, the least mean time over all workers; then the fewest late workers. Times within 3 % of the least count as
-// equal. Requires at least one worker; at least one is not late.
+// thresholds. Keeps the thresholds whose time until the fraction `quorum` of the workers holds a large payload is
+// within 3 % of the least such time. Keeps those of them whose mean time over all workers is within 3 % of the least.
+// Takes the one with the fewest late workers. Requires at least one worker; at least one is not late.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
 struct TreePlan {
   std::vector<bool> is_late;
-  StripePlan stripes;  // for the workers in time, in the order of all workers
+  StripePlan stripe_plan;  // only for the workers in time, which keep their order
 };
-// Selects the late workers and plans the stripes of the others, as plan_stripes() does.
+// Selects the late workers and plans the stripes of the workers in time, as plan_stripes() does.
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
 // Builds the chains of every stripe for workers in placement order, which is by fitness to forward (planner.cpp). The
@@ -32,15 +32,15 @@ TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, do
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology);
 
 // Like build_trees(), for a given rate and number of stripes, with all workers in time. Leaves `reserved_up` of the sum
-// of their uplinks unused. Workers that neither the learner nor the workers can feed are attached to the learner
-// anyway.
+// of their uplinks unused. Workers for which no uplink suffices become children of the learner all the same, because
+// every worker needs a parent; plan_relays() then moves those that the learner cannot feed.
 void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                          BitRate reserved_up, Topology& topology);
 
-struct RelayPlan;
+struct RelayPlan;  // relays.hpp
 
-// Attaches the workers of `topology` that have no parent yet, and the late workers. Edges between regions follow the
-// plan's routes, and first use the link capacity that the plan assigns (relays.hpp).
+// Attaches orphans (workers of `topology` that have no parent yet) and the late workers. Edges between regions follow
+// the plan's routes, and first use the link capacity that the plan assigns.
 void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                     const Regions& regions, Topology& topology);
 
@@ -59,11 +59,11 @@ struct RepairedTrees {
   bool worth_replanning() const { return rate.bits_per_s < kReplanBelowFraction * replanned_rate.bits_per_s; }
 };
 
-// Repairs the trees for `workers`. Workers of the topology keep their parents if those exist and their uplinks suffice.
-// Newcomers, and workers whose parent is gone, attach to workers with spare uplink, near the learner first, with all
-// their descendants. With several regions, a worker attaches to one of its own region; only if none there has enough
-// uplink, to one of another region. The worker `reattached` keeps neither parents nor children. Requires a topology
-// with workers.
+// Repairs the trees for `workers`. A worker keeps its parents, except those that are gone or have too little uplink.
+// Newcomers, and workers that lost a parent, are attached together with all their descendants. Their new parent is the
+// learner, or the worker nearest to it, that has spare uplink. With several regions, a worker attaches to a worker of
+// its own region, or, if none there has enough uplink, of another region. `reattached`: a worker that loses all its
+// parents and children and gets new ones. Requires a topology with workers.
 RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
                            double quorum, std::optional<WorkerId> reattached = {}, const Regions& regions = {});
 

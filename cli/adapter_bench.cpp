@@ -71,12 +71,12 @@ Result<json> bench(const Arguments& args, const TaskChoice& choice) {
   const auto questions = make_questions(**adapter, args.problems, failed_problems);
   if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed_problems);
   // Divided 3 to 1 between the task and the baseline. Each is warmed up first, for at most a tenth of its time.
-  const Duration total_time = from_seconds(args.time_s);
+  const Duration total_time = from_seconds(args.time_s), task_time = total_time * 3 / 4, baseline_time = total_time / 4;
   (void)data_plane::measure_speed(**adapter, questions, args.batch, total_time / 20, clock);
-  const Speed task_speed = data_plane::measure_speed(**adapter, questions, args.batch, total_time * 3 / 4, clock);
+  const Speed task_speed = data_plane::measure_speed(**adapter, questions, args.batch, task_time, clock);
   const TextComparison text_comparison;
-  (void)data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 40, clock);
-  const Speed baseline_speed = data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 4, clock);
+  (void)data_plane::measure_speed(text_comparison, questions, args.batch, baseline_time / 10, clock);
+  const Speed baseline_speed = data_plane::measure_speed(text_comparison, questions, args.batch, baseline_time, clock);
   if (task_speed.failed == task_speed.calls + task_speed.batched)
     return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
   constexpr double kDivisorMin = 1e-6;  // against a division by 0
@@ -103,7 +103,7 @@ void print_result(const json& result) {
              fmt::format("{} a time, /s", result.at("batch").dump()));
   print_row("a step of the task", result);
   print_row("text compared with text", result.at("baseline"));
-  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", result.at("median_over_baseline").get<double>(),
+  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task / comparison", result.at("median_over_baseline").get<double>(),
              result.at("per_s_of_baseline").get<double>());
   if (result.at("failed") != 0)
     fmt::print("\n{} of {} responses made it fail\n", result.at("failed").dump(),

@@ -132,7 +132,7 @@ Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
       if (!message.is_object()) return failure_report("the task wrote to a descriptor that it must not use");
       if (message.contains("doing")) {
         if (shows_progress && message.value("doing", "") != current_step.value("doing", ""))
-          print_stderr("\r\033[K{:.70}", message.value("doing", ""));
+          print_stderr("\r\033[K{:.70}", message.value("doing", ""));  // cut, so that it stays on one line
         current_step = std::move(message);
         continue;
       }

@@ -80,12 +80,14 @@ void print_all(const std::vector<AdapterKind>& kinds) {
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
   const std::size_t columns = screen_columns().value_or(kDefaultColumns);
-  fmt::print("{}", wrap_text(fmt::format("{}: {}", kind.name, kind.meaning), 0, 2, columns));
+  fmt::print("{}",
+             wrap_text(fmt::format("{}: {}", kind.name, kind.meaning), /*first_indent=*/0, /*next_indent=*/2, columns));
   fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns_text(kind), repeatable_text(kind), needs_text(kind));
   for (const ConfigKey& key : options) {
     if (key.type == "section") {
       if (key.path != "task.options")  // the adapter's meaning, printed above, describes that section
-        fmt::print("\n{}", wrap_text(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
+        fmt::print("\n{}", wrap_text(fmt::format("{}: {}", key.path, key.meaning), /*first_indent=*/0,
+                                     /*next_indent=*/2, columns));
       continue;
     }
     const std::string required_or_default = key.required               ? "required"
@@ -94,8 +96,9 @@ void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
     std::string facts = key.type;
     for (const std::string& fact : {key.range, required_or_default})
       if (!fact.empty()) facts += "; " + fact;
-    fmt::print("\n{}{}", wrap_text(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
-               wrap_text(key.meaning, 2, 2, columns));
+    fmt::print("\n{}{}",
+               wrap_text(fmt::format("{}  ({})", key.path, facts), /*first_indent=*/0, /*next_indent=*/4, columns),
+               wrap_text(key.meaning, /*first_indent=*/2, /*next_indent=*/2, columns));
   }
 }
 

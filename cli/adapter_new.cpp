@@ -174,7 +174,8 @@ Status create_task(const Arguments& args) {
                 "expected a name that begins with a letter and has only lowercase letters, digits, '_' and '-', such "
                 "as sums; found '{}'",
                 args.name.substr(0, 80));
-  if (args.python == args.c) return fail(Code::kInvalid, "", "expected --python or --c");
+  if (args.python == args.c)
+    return fail(Code::kInvalid, "", "expected --python or --c, found {}", args.c ? "both" : "neither");
   if (args.c && args.turns)
     return fail(Code::kInvalid, "",
                 "--turns is only for --python; echoline_task.h describes libraries with several turns");

@@ -133,8 +133,9 @@ Status play(const Arguments& args) {
   const bool chat = choice.prompts.chat;
   transcript.show_heading(
       fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
-  transcript.print_input(chat ? PolicyInput(learner::task_messages(choice.prompts, problem))
-                              : model::conversation(problem.prompt(), choice.prompts.text, {}).back().content,
+  transcript.print_input(chat
+                             ? PolicyInput(learner::task_messages(choice.prompts, problem))
+                             : model::conversation(problem.prompt(), choice.prompts.text, /*system=*/{}).back().content,
                          chat);
   Score total;
   json turns = json::array();
@@ -156,7 +157,7 @@ Status play(const Arguments& args) {
     if (done) break;
     if (step->side_prompt) {  // a question to the policy in another role; the user answers it as well
       turns.back()["aside"] = data_plane::to_json(*step->side_prompt);
-      transcript.show_heading("for somebody else");
+      transcript.show_heading("for another role");
       transcript.print_input(*step->side_prompt, chat);
       continue;
     }

@@ -79,7 +79,7 @@ Status serve(const ServeArguments& args) {
   ECHO_ASSIGN(const auto listener, Listener::open(args.bind, args.port));
   print_stderr("{} port {}: {}\n", args.bind, listener->port(),
                args.player.empty() ? "waiting for two players" : "waiting for a player");
-  std::unique_ptr<Player> built_in_player;
+  std::unique_ptr<Player> built_in_player;  // in the second seat
   std::array<std::unique_ptr<Seat>, 2> seats;
   if (!args.player.empty()) {
     ECHO_ASSIGN(built_in_player, make_player(args.player));

@@ -9,7 +9,10 @@ namespace fs = std::filesystem;
 
 std::string grouped_digits(std::uint64_t number) {
   std::string text = std::to_string(number);
-  for (std::size_t position = text.size(); position > 3;) text.insert(position -= 3, 1, ',');
+  for (std::size_t position = text.size(); position > 3;) {
+    position -= 3;
+    text.insert(position, 1, ',');
+  }
   return text;
 }
 
@@ -49,7 +52,8 @@ Result<delta::MappedFile> open_patch(const std::string& path) {
   return file;
 }
 
-// The size is not limited: inspect() allocates nothing by the sizes that a patch states.
+// The size is not limited: inspect() allocates no memory according to the sizes stated in a patch, so false ones do no
+// harm.
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path) {
   auto info = delta::inspect(file.bytes(), {.state_bytes_max = UINT64_MAX});
   if (!info)

@@ -45,7 +45,8 @@ Error with_context(Error error, const ApplyArguments& args, const PatchInfo& inf
 }
 
 Result<ApplyReport> apply(const ApplyArguments& args, ProgressBar& bar) {
-  if (args.in_place == !args.output.empty())
+  const bool has_output = !args.output.empty();
+  if (args.in_place == has_output)  // both or neither
     return fail(Code::kInvalid, "arguments",
                 "expected either -o NEW, which does not change PREV, or --in-place, which turns PREV into the result");
   ECHO_ASSIGN(const MappedFile patch, open_patch(args.patch));
@@ -200,7 +201,7 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
   std::ranges::stable_sort(tensors, std::greater<>(), &delta::PatchTensor::payload_bytes);
   const std::size_t total = tensors.size();
   if (!all && total > kTensorsShown) tensors.resize(kTensorsShown);
-  std::size_t name_width = 6, shape_width = 5;
+  std::size_t name_width = 6, shape_width = 5;  // of the headings "tensor" and "shape"
   // Consecutive small tensors are coded together and counted with the first.
   const auto name = [](const delta::PatchTensor& tensor) {
     return tensor.coded_tensors == 1 ? tensor.name

@@ -41,9 +41,9 @@ Check check_machine() {
   const double gib =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE)) / (1u << 30);
   const bool is_small = cores < kCoresWanted || gib < kGibWanted;
-  return {
-      "machine", is_small ? Verdict::kWarning : Verdict::kOk,
-      fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib, is_small ? "; the quickstart wants 2 and 4" : "")};
+  return {"machine", is_small ? Verdict::kWarning : Verdict::kOk,
+          fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib,
+                      is_small ? fmt::format("; the quickstart wants {} and {}", kCoresWanted, kGibWanted) : "")};
 }
 
 Check check_disk() {

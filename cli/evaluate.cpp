@@ -68,7 +68,8 @@ Result<Subject> read_subject(const Arguments& args) {
   const bool uses_server = !args.url.empty();
   if (!args.run.empty() && !args.config.empty())
     return fail(Code::kInvalid, "evaluate", "expected a run or --config RUNFILE, found both");
-  if (!args.policy.empty() + args.checkpoint.has_value() + uses_server > 1)  // the number of those that are given
+  const int subjects_named = (args.policy.empty() ? 0 : 1) + (args.checkpoint ? 1 : 0) + (uses_server ? 1 : 0);
+  if (subjects_named > 1)
     return fail(Code::kInvalid, "evaluate", "expected only one of --checkpoint, --policy and --url");
   if (uses_server == args.model.empty())
     return fail(Code::kInvalid, "evaluate",
@@ -98,7 +99,8 @@ Result<Subject> read_subject(const Arguments& args) {
     return fail(Code::kInvalid, "evaluate", "--api chooses the interface of a server: it needs --url");
   // A chat server builds prompts itself. All other prompts are built here, from the model's tokenizer and chat
   // template.
-  if (!uses_server || (args.api.empty() ? !subject.config.prompts.chat : args.api == "completions")) {
+  const bool server_takes_text = args.api.empty() ? !subject.config.prompts.chat : args.api == "completions";
+  if (!uses_server || server_takes_text) {
     std::optional<std::filesystem::path> folder = subject.config.model.path;
     if (!subject.policy.empty()) folder = subject.policy;
     auto files = folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*subject.config.model.preset);
@@ -153,6 +155,7 @@ Status ask_policy(const Subject& subject, const Arguments& args, const learner::
   if (args.questions_at_once > 0) questions.in_flight_max = args.questions_at_once;
   if (!subject.phrasing->stop().empty())
     questions.ends = [&](std::span<const model::Token> response) {
+      // Called after each token, so only the newest one is unchecked.
       return subject.phrasing->response_end(response, response.size() - 1).has_value();
     };
   questions.next = [&]() -> std::optional<model::Question> {

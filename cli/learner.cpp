@@ -46,7 +46,7 @@ int run_learner_verb(const LearnerArguments& args) {
   options.on_plan = [](const provisioner::Plan& plan) { print_stderr("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return report_failure(outcome.error());
-  if (args.json) fmt::print("{}\n", learner::json_text(outcome->report, 2));
+  if (args.json) fmt::print("{}\n", learner::json_text(outcome->report, /*indent=*/2));
   return outcome->completed && outcome->unreturned.empty() ? 0 : 1;
 }
 
@@ -64,8 +64,10 @@ Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::str
   const std::size_t colon = text.rfind(':');
   unsigned port = 0;  // kInvalidPort after a wrong character or a number above kPortMax
   if (colon != std::string::npos && colon > 0)
-    for (const char c : text.substr(colon + 1))
-      port = c >= '0' && c <= '9' && port <= kPortMax ? port * 10 + unsigned(c - '0') : kInvalidPort;
+    for (const char c : text.substr(colon + 1)) {
+      const bool is_digit = c >= '0' && c <= '9';
+      port = is_digit && port <= kPortMax ? port * 10 + unsigned(c - '0') : kInvalidPort;
+    }
   if (port == 0 || port > kPortMax)
     return fail(Code::kInvalid, option, "expected HOST:PORT such as 127.0.0.1:7070 or [::1]:7070, found '{}'", text);
   std::string host = text.substr(0, colon);
@@ -104,10 +106,11 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   } else {
     // Containers of some providers state in their environment where a port can be reached.
     const auto mapped = provisioner::mapped_port(args.port, [](const char* name) { return std::getenv(name); });
-    if (mapped) node_options.advertise = overlay::Endpoint{mapped->host, mapped->port};
-    if (mapped)
+    if (mapped) {
+      node_options.advertise = overlay::Endpoint{mapped->host, mapped->port};
       log::info("other workers reach this worker's port {} at {}", args.port,
                 overlay::to_text(*node_options.advertise));
+    }
   }
   node_options.port = args.port;
   node_options.folder = args.folder;
@@ -180,7 +183,7 @@ int run_worker_verb(const WorkerArguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "worker " + args.name);
   const auto instance = provisioner::own_instance();
-  if (!instance) return run_worker(args, stop, {});
+  if (!instance) return run_worker(args, stop, /*on_contact=*/{});
   provisioner::HostGuardOptions guard;
   if (!args.silence_max.empty()) {
     const auto parsed = parse_duration(args.silence_max);
@@ -192,8 +195,8 @@ int run_worker_verb(const WorkerArguments& args) {
     log::info("this instance ({}) is ended so that it costs nothing more", instance->id);
     return ok();
   };
-  // guard_host() forks. It returns in the parent, which was the guard, with the exit code; in the child, which runs the
-  // worker, with nothing.
+  // guard_host() forks. In the child, it returns nothing, and the child runs the worker. In the parent, which is the
+  // guard, it returns the exit code once the child has ended.
   provisioner::GuardedWorker worker;
   if (const auto exit_code = provisioner::guard_host(guard, stop, worker)) return *exit_code;
   const int exit_code = run_worker(args, stop, worker.on_contact);
@@ -250,10 +253,10 @@ void add_worker(Verb& program, int& exit_code) {
                    "in a container that can end itself: how long the worker may be out of touch with its learner "
                    "before the container is ended (default: 15 min)");
   verb->add_option("--memory-max", args->memory_max,
-                   "memory for policy versions that are received and forwarded, e.g. '4 GiB'; default: by the policy's "
-                   "size, 256 MiB with a folder");
+                   "memory for policy versions that are received and forwarded, e.g. '4 GiB'; default: 256 MiB with "
+                   "--folder, otherwise 1.5 snapshots of the policy, at least a snapshot and 256 MiB");
   verb->add_option("--disk-max", args->disk_max,
-                   "disk space for publications in --folder; default: by the policy's size");
+                   "disk space for publications in --folder; default: three snapshots of the policy, at least 4 GiB");
   verb->add_option("--rollouts-per-s", args->rollouts_per_s, "limit of the generation speed")->non_negative();
   verb->add_option("--rollouts-at-once", args->engine.rollouts_at_once,
                    "limit of the responses that one engine generates at a time")

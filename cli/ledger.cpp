@@ -233,7 +233,7 @@ Status print_costs(const Arguments& args) {
   if (!charges.empty())
     fmt::print(
         "for these, ${:.2f} by our count and ${:.2f} charged, up to {} (providers charge by the day, and late)\n",
-        usd_counted, usd_charged, utc_text(last_day_unix_s).substr(0, 10));
+        usd_counted, usd_charged, utc_text(last_day_unix_s).substr(0, std::string_view("YYYY-MM-DD").size()));
   for (const auto& credit : credits)
     fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, utc_text(credit.unix_s));
   return ok();
@@ -290,7 +290,7 @@ Status end_learner(const std::filesystem::path& folder) {
   if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // a running learner holds the lock
   ECHO_ASSIGN(const json status, learner::read_json_object(folder / "status.json"));
   const json pid = status.value("pid", json());
-  if (!pid.is_number_integer() || pid.get<int>() <= 1)
+  if (!pid.is_number_integer() || pid.get<int>() <= 1)  // kill() takes 0 and below for groups of processes
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
   print_stderr("asking the learner (process {}) to end\n", pid.get<int>());
   ::kill(pid.get<int>(), SIGTERM);
@@ -300,9 +300,11 @@ Status end_learner(const std::filesystem::path& folder) {
   std::size_t rented = rentals_not_ended(folder);
   for (int i = 0; i < kPolls; ++i) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
-    if (i % kPollsBetweenReads == kPollsBetweenReads - 1)
-      if (const std::size_t left = rentals_not_ended(folder); left < std::exchange(rented, left))
-        i = 0;  // the learner has ended a rental, so it gets another two minutes
+    if (i % kPollsBetweenReads == kPollsBetweenReads - 1) {
+      const std::size_t left = rentals_not_ended(folder);
+      if (left < rented) i = 0;  // the learner has ended a rental, so it gets another two minutes
+      rented = left;
+    }
     std::this_thread::sleep_for(kPollInterval);
   }
   return fail(Code::kUnavailable, "down",
@@ -360,7 +362,8 @@ Error with_release_advice(Error error, const std::string& run) {
 }
 
 Result<int> down(const Arguments& args) {
-  if (args.all_runs == !args.run.empty())
+  const bool has_run = !args.run.empty();
+  if (args.all_runs == has_run)  // both or neither
     return fail(Code::kInvalid, "down", "expected a run, or --all-runs without one");
   if (args.all_runs || args.by_label) return down_by_label(args);
   const auto folder_or_error = find_run(args.run);

@@ -148,7 +148,8 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
     for (const json& worker : *workers)
       if (worker.is_object()) rows.push_back(row_of(worker, newest_version, publish_every));
   const std::string topology = field_or(status, "topology", std::string());
-  const std::size_t other_lines = lines.size() + 1 + (topology.empty() ? 0 : 1);  // lines that do not show a worker
+  const std::size_t header_lines = 1, topology_lines = topology.empty() ? 0 : 1;
+  const std::size_t other_lines = lines.size() + header_lines + topology_lines;  // lines that do not show a worker
   if (rows.empty() || other_lines + 1 > screen.rows) return;
 
   std::size_t rows_free = screen.rows - other_lines;
@@ -158,9 +159,12 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
     --rows_free;  // the last line counts the workers that are not shown
   }
   const std::size_t shown = std::min(rows_free, rows.size());
-  std::size_t offer_width = 5;
+  std::size_t offer_width = 5;  // of the heading "offer"
   for (std::size_t i = 0; i < shown; ++i) offer_width = std::max(offer_width, column_count(rows[i].offer));
-  offer_width = std::min(offer_width, screen.columns >= 100 ? std::size_t{24} : screen.columns >= 74 ? 16 : 12);
+  std::size_t offer_width_max = 12;
+  if (screen.columns >= 74) offer_width_max = 16;
+  if (screen.columns >= 100) offer_width_max = 24;
+  offer_width = std::min(offer_width, offer_width_max);
   const Row header{.offer = "offer",
                    .version = "version",
                    .rollouts = "rollouts",
@@ -198,9 +202,11 @@ std::optional<Screen> screen_of(std::FILE* file) {
 std::vector<std::string> status_lines(const json& status, Screen screen) {
   const double step = field_or(status, "step", 0.0), steps = std::max(1.0, field_or(status, "steps", 1.0));
   std::vector<std::string> lines;
-  pack_parts({truncated_to(field_or(status, "run", std::string()), std::max<std::size_t>(screen.columns, 40) - 16),
-              bar_text(step / steps, screen.columns >= 80 ? 30 : 10), fmt::format("step {} of {}", step, steps),
-              fmt::format("{:.0f} s", field_or(status, "wall_seconds", 0.0)), field_or(status, "phase", std::string())},
+  const std::size_t name_columns = std::max<std::size_t>(screen.columns, 40) - 16;  // leaves room for a short bar
+  const int bar_cells = screen.columns >= 80 ? 30 : 10;
+  pack_parts({truncated_to(field_or(status, "run", std::string()), name_columns), bar_text(step / steps, bar_cells),
+              fmt::format("step {} of {}", step, steps), fmt::format("{:.0f} s", field_or(status, "wall_seconds", 0.0)),
+              field_or(status, "phase", std::string())},
              screen.columns, lines);
   std::vector<std::string> parts{fmt::format("reward {:.3f}", field_or(status, "reward", 0.0))};
   if (const auto accuracy = status.find("accuracy"); accuracy != status.end() && accuracy->is_object())
@@ -247,7 +253,7 @@ void LiveTable::redraw(const std::string& new_lines) {
   if (!current) return write(new_lines);
   std::vector<std::string> lines;
   // One row stays free for the cursor below the table, and on a screen with enough rows three more for the last
-  // messages above it.
+  // messages above it. Every screen has at least one row.
   const std::size_t other_lines = current->rows >= 16 ? 4 : 1;
   if (status_.is_object()) lines = status_lines(status_, {current->columns, current->rows - other_lines});
   std::string text = "\x1b[?7l";  // switches line wrapping off: a wrapped line would count as two

@@ -54,6 +54,7 @@ int print_training_memory(const InfoArguments& args, model::ModelConfig config) 
   if (args.json) {
     nlohmann::json out{{"schema_version", 1},
                        {"parameters", config.parameters()},
+                       {"active_parameters", config.active_parameters()},
                        {"adapter_parameters", config.adapter_parameters()}};
     for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
     fmt::print("{}\n", out.dump(2));
@@ -133,6 +134,7 @@ int print_info(const InfoArguments& args) {
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
                                       {"weight_magnitudes", magnitudes},
                                       {"parameters", config->parameters()},
+                                      {"active_parameters", config->active_parameters()},
                                       {"layers", config->layers},
                                       {"hidden_size", config->hidden_size},
                                       {"heads", config->heads},
@@ -146,6 +148,10 @@ int print_info(const InfoArguments& args) {
     return 0;
   }
   fmt::print("{:<22}{}\n", "parameters", config->parameters());
+  if (config->experts)
+    fmt::print("{:<22}{}  (compute one token: {} of {} experts in {} layers)\n", "active parameters",
+               config->active_parameters(), config->experts->per_token, config->experts->count,
+               config->mixture_layers());
   fmt::print("{:<22}{} layers, hidden {}, {} heads ({} key/value) of {}, vocabulary {}, {} embeddings\n", "shape",
              config->layers, config->hidden_size, config->heads, config->kv_heads, config->head_dim, config->vocab_size,
              config->tie_embeddings ? "tied" : "untied");

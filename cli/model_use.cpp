@@ -120,7 +120,7 @@ int export_model(const ExportArguments& args) {
   fmt::print("{}\n", args.output);
   if (difference)
     fmt::print(
-        "the rounding of the merged weights changes log-probabilities by {:.2g} nats on the average and by {:.2g} "
+        "the rounding of the merged weights changes log-probabilities by {:.2g} nats on average and by {:.2g} "
         "at most, over {} tokens\n",
         difference->mean, difference->most, difference->tokens);
   return 0;
@@ -196,11 +196,12 @@ int generate(const GenerateArguments& args) {
                                   {"finish", result->finish},
                                   {"logprob_sum", sum},
                                   {"tokens", tokens}},
-                                 2));
+                                 /*indent=*/2));
   } else if (args.logprobs) {
     fmt::print("{:>8}  {:>12}  text\n", "id", "logprob");
     for (std::size_t i = 0; i < result->tokens.size(); ++i)
-      fmt::print("{:>8}  {:>12.6f}  {}\n", result->tokens[i], result->logprobs[i], json_dump(result->pieces[i], -1));
+      fmt::print("{:>8}  {:>12.6f}  {}\n", result->tokens[i], result->logprobs[i],
+                 json_dump(result->pieces[i], /*indent=*/-1));
   } else {
     fmt::print("{}\n", result->text);
   }

@@ -29,7 +29,7 @@ void open_standard_files() {
 int flush_stdout(int exit_code) {
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !failed_before) return exit_code;
-  const int error = errno;
+  const int error = errno;  // of fflush(), or of the write that failed before: main() has stored it again
   // EPIPE: the reader of the pipe, such as `head`, wants no more.
   if (error != EPIPE) print_stderr("echoline: cannot write to standard output: {}\n", std::strerror(error));
   return 1;

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// Sizes in pixels.
+// Sizes in pixels, as are the small offsets of texts below.
 constexpr double kWidth = 900, kPanelHeight = 150, kLeftMargin = 70, kRightMargin = 170, kTopMargin = 48,
                  kPanelGap = 42;  // the right margin has the names of the series
 
@@ -58,13 +58,14 @@ std::string panel_svg(const Panel& panel, double top, double x_max) {
   for (std::size_t i = 0; i < panel.series.size(); ++i) {
     const Series& series = panel.series[i];
     std::string path;
-    for (const auto& [x, y] : series.points)
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(x), pixel_y(y));
-    for (const auto& [x, y] : series.points)
+    for (const auto& [x, y] : series.points) {
       if (series.is_scatter)
         out +=
             fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", pixel_x(x), pixel_y(y), series.colour);
-    if (!path.empty() && !series.is_scatter)
+      else
+        path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(x), pixel_y(y));
+    }
+    if (!path.empty())
       out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, series.colour);
     out += fmt::format("<text x='{:.1f}' y='{:.1f}' style='fill:{}'>{}</text>\n", kLeftMargin + width + 12,
                        top + 14 + 18 * static_cast<double>(i), series.colour, series.name);

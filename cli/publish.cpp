@@ -91,10 +91,12 @@ class RunClient {
 
 // Returns the number at the end of a name, such as step_12, checkpoint-12, global_step12.
 std::optional<std::uint64_t> number_in_name(const std::string& name) {
+  // Numbers of so many digits always fit into 64 bits.
   constexpr std::size_t kDigitsMax = 12;
-  const std::size_t digits = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
+  const std::size_t first_digit = name.find_last_not_of("0123456789") + 1;  // npos + 1 is 0
+  const std::size_t digits = name.size() - first_digit;
   if (digits == 0 || digits > kDigitsMax) return std::nullopt;
-  return std::stoull(name.substr(name.size() - digits));
+  return std::stoull(name.substr(first_digit));
 }
 
 // The Hugging Face or PEFT folder in a checkpoint, or the checkpoint itself. verl saves into actor/huggingface.
@@ -191,13 +193,18 @@ int watch_folder(const Arguments& args) {
     const auto wanted =
         wanted_version.is_number() ? checkpoints.find(wanted_version.get<std::uint64_t>()) : checkpoints.end();
     if (wanted == checkpoints.end()) {
-      if (std::string wait = why_waiting(wanted_version, checkpoints, args.watch); wait != reported_wait)
-        print_stderr("{}\n", reported_wait = std::move(wait));
+      if (std::string wait = why_waiting(wanted_version, checkpoints, args.watch); wait != reported_wait) {
+        print_stderr("{}\n", wait);
+        reported_wait = std::move(wait);
+      }
     } else if (const auto written_at = newest_write_time(wanted->second);
                written_at && fs::file_time_type::clock::now() - *written_at >= kQuietTime) {
       std::string message = publish_checkpoint(*client, wanted->first, wanted->second, args.strip_prefix);
       std::string& reported_message = reported_messages[wanted->first];
-      if (reported_message != message) print_stderr("{}\n", reported_message = std::move(message));
+      if (message != reported_message) {
+        print_stderr("{}\n", message);
+        reported_message = std::move(message);
+      }
     }
     std::this_thread::sleep_for(kPollInterval);
   }
@@ -205,10 +212,11 @@ int watch_folder(const Arguments& args) {
 }
 
 int publish(const Arguments& args) {
-  if (args.watch.empty() == args.policy.empty() || (args.watch.empty() && args.version == 0))
+  const bool is_watching = !args.watch.empty(), has_policy = !args.policy.empty();
+  if (is_watching == has_policy || (has_policy && args.version == 0))
     return report_error("publish",
                         fail(Code::kInvalid, "publish", "expected a policy and its --version, or --watch FOLDER"));
-  if (!args.watch.empty()) return watch_folder(args);
+  if (is_watching) return watch_folder(args);
   const auto folder = find_run(args.run);
   if (!folder) return report_error("publish", folder.error());
   auto client = RunClient::open(*folder);

@@ -164,9 +164,9 @@ class Rescoring {
     return ok();
   }
 
-  learner::RescoreSums sums;
-  std::vector<json> differing;
-  std::uint64_t unreadable = 0, ended_early = 0;
+  learner::RescoreTally tally;
+  std::vector<json> differing;                    // rows of the first rollouts whose grades differ
+  std::uint64_t unreadable = 0, ended_early = 0;  // rollouts
 
  private:
   Status grade_window() {
@@ -176,16 +176,17 @@ class Rescoring {
       std::vector<std::thread> threads;
       for (std::size_t i = 0; i < std::min(args_.parallel, window_.size()); ++i)
         threads.emplace_back([&] {
-          for (std::size_t index = 0; (index = next_index++) < window_.size();)
+          for (std::size_t index = next_index++; index < window_.size(); index = next_index++)
             grades[index] = learner::grade_again(grader_, window_[index].trajectory);
         });
       for (std::thread& thread : threads) thread.join();
     }
     for (std::size_t i = 0; i < window_.size(); ++i) {
       const Result<SecondGrade>& regraded = *grades[i];
-      const auto agrees = sums.add(window_[i].trajectory, regraded);
+      const auto agrees = tally.add(window_[i].trajectory, regraded);
       if (regraded && regraded->ended_early) ++ended_early;
-      const bool is_shown = agrees == false && differing.size() < args_.differing_shown_max;
+      const bool differs = agrees && !*agrees;
+      const bool is_shown = differs && differing.size() < args_.differing_shown_max;
       if (!is_shown && !out_.is_open()) continue;
       json row = row_of(window_[i], regraded, agrees);
       if (out_.is_open()) {
@@ -208,9 +209,9 @@ class Rescoring {
 
 json result_of(const std::filesystem::path& run, const Graders& graders, const replay_buffer::StoredCounts& counts,
                const Rescoring& rescoring) {
-  const learner::RescoreSum sum = rescoring.sums.sum();
+  const learner::RescoreResult result = rescoring.tally.result();
   json parts = json::object();
-  for (const auto& [name, part] : sum.parts)
+  for (const auto& [name, part] : result.parts)
     parts[name] = {{"old", part.rollouts_old > 0 ? json(part.mean_old) : json(nullptr)},
                    {"new", part.rollouts_new > 0 ? json(part.mean_new) : json(nullptr)}};
   return {{"schema_version", 1},
@@ -222,13 +223,13 @@ json result_of(const std::filesystem::path& run, const Graders& graders, const r
             {"pruned", counts.pruned},
             {"rejected", counts.rejected},
             {"unreadable", rescoring.unreadable}}},
-          {"graded", sum.graded},
-          {"agree", sum.agree},
-          {"components_differ", sum.components_differ},
+          {"graded", result.graded},
+          {"agree", result.agree},
+          {"components_differ", result.components_differ},
           {"ended_early", rescoring.ended_early},
-          {"ungraded", sum.ungraded},
-          {"reward", {{"old", sum.reward_old}, {"new", sum.reward_new}}},
-          {"correct", {{"old", sum.correct_old}, {"new", sum.correct_new}}},
+          {"ungraded", result.ungraded},
+          {"reward", {{"old", result.reward_old}, {"new", result.reward_new}}},
+          {"correct", {{"old", result.correct_old}, {"new", result.correct_new}}},
           {"components", parts},
           {"differing", rescoring.differing}};
 }

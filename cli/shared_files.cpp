@@ -79,7 +79,8 @@ class ElfFile {
 
  private:
   struct Section {
-    std::uint64_t offset = 0, size = 0, names = 0, names_size = 0;  // `names`: the offset of its string table
+    std::uint64_t offset = 0, size = 0;
+    std::uint64_t names_offset = 0, names_size = 0;  // of the string table with its names
   };
 
   // The structure at an offset; null if the file is too short or the offset is not aligned.
@@ -89,10 +90,10 @@ class ElfFile {
     return reinterpret_cast<const T*>(bytes_.data() + offset);
   }
   std::string_view name(const Section& section, std::uint64_t offset) const {
-    if (offset >= section.names_size || section.names > bytes_.size() ||
-        section.names_size > bytes_.size() - section.names)
+    if (offset >= section.names_size || section.names_offset > bytes_.size() ||
+        section.names_size > bytes_.size() - section.names_offset)
       return "";
-    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + section.names + offset);
+    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + section.names_offset + offset);
     return {begin, ::strnlen(begin, section.names_size - offset)};
   }
 

@@ -48,7 +48,7 @@ Result<Row> simulate(const Arguments& args, std::size_t workers, const std::stri
   scenario.chain_rate = worker_rate;
   ECHO_ASSIGN(scenario.payload, parse_bytes(args.payload));
   scenario.learner_store = overlay::learner_store_bytes(scenario.payload);
-  scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, /*disk=*/false);
+  scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, /*has_disk=*/false);
   ECHO_ASSIGN(scenario.chunk, parse_bytes(args.chunk));
   ECHO_ASSIGN(scenario.delay, parse_duration(args.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(args.jitter));

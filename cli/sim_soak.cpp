@@ -79,6 +79,8 @@ int run(const Arguments& args) {
   log::configure(log::Level::kOff, "sim");
   const auto begin = Clock::now();
   const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  const std::chrono::milliseconds report_interval =
+      is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30);
   auto last_report_at = begin;
   std::uint64_t failed = 0;  // seeds
   // Returns true: the next seed runs. "\r\033[K" goes to the start of the terminal's line and erases it.
@@ -89,13 +91,12 @@ int run(const Arguments& args) {
       print_failure(result);
     }
     const auto now = Clock::now();
-    if (now - last_report_at < (is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30)) &&
-        done < args.soak.seeds)
-      return true;
+    if (now - last_report_at < report_interval && done < args.soak.seeds) return true;
     last_report_at = now;
-    const double elapsed_s = std::chrono::duration<double>(now - begin).count();
+    constexpr double kSecondsMin = 1e-9;  // against a division by 0
+    const double elapsed_s = std::max(std::chrono::duration<double>(now - begin).count(), kSecondsMin);
     print_stderr("{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", is_terminal ? "\r\033[K" : "", done,
-                 args.soak.seeds, failed, static_cast<double>(done) / std::max(elapsed_s, 1e-9),
+                 args.soak.seeds, failed, static_cast<double>(done) / elapsed_s,
                  is_terminal && done < args.soak.seeds ? "" : "\n");
     return true;
   };

@@ -23,7 +23,8 @@ namespace {
 using namespace study;
 using namespace pages;
 
-constexpr Duration kResultsInterval = std::chrono::minutes(1);
+constexpr std::size_t kColumnsWithoutTerminal = 160;
+constexpr Duration kResultsInterval = std::chrono::minutes(1);  // between two times of writing the results so far
 constexpr int kPausePerWritingTime = 20;  // times: writing results then takes at most 1/20 of the sweep's time
 
 struct Arguments {
@@ -51,7 +52,7 @@ Result<SweepPlan> make_plan(const Arguments& args, const std::string& version) {
 Status write_results(const SweepPlan& plan, const SweepResults& results) {
   ECHO_TRY(write_file_atomic(plan.out / "sweep.csv", to_csv(results)));
   ECHO_TRY(write_file_atomic(plan.out / "sweep.html", sweep_page(results, built_in_charts())));
-  return write_file_atomic(plan.out / "sweep.json", learner::json_text(to_json(results), 2) + "\n");
+  return write_file_atomic(plan.out / "sweep.json", learner::json_text(to_json(results), /*indent=*/2) + "\n");
 }
 
 int sweep(const Arguments& args, const std::string& version) {
@@ -90,9 +91,9 @@ int sweep(const Arguments& args, const std::string& version) {
   const SweepResults results = collect(*planned, *outcomes);
   if (const Status written = write_results(*planned, results); !written) return report_sweep_error(written.error());
   if (args.json)
-    fmt::print("{}\n", learner::json_text(to_json(results), 2));
+    fmt::print("{}\n", learner::json_text(to_json(results), /*indent=*/2));
   else
-    fmt::print("{}", to_table(results, screen_columns().value_or(160)));
+    fmt::print("{}", to_table(results, screen_columns().value_or(kColumnsWithoutTerminal)));
   const auto count = [&](SweepEnd end) {
     return std::count_if(outcomes->begin(), outcomes->end(),
                          [&](const auto& outcome) { return outcome.second.end == end; });

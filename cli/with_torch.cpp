@@ -72,6 +72,7 @@ learner::BuiltIn built_in_trainer() {
   };
   const auto settings_digest = [](const learner::RunConfig& config, const model::ModelConfig& model) {
     const auto& opened = torch_module();
+    // "" equals no checkpoint's digest, so the run is not resumed. A new run ends with the error of load_trainer().
     return opened ? opened->functions->built_in().settings_digest(config, model) : "";
   };
   // Without the module, a learner publishes the policies of an external trainer without running them first.
@@ -90,7 +91,12 @@ learner::BuiltIn built_in_trainer() {
     const auto& opened = torch_module();
     return opened && opened->functions->built_in().has_cuda();
   };
-  return {load_trainer, can_compute_on, settings_digest, probe, device_memory, has_cuda};
+  return {.load = load_trainer,
+          .can_compute_on = can_compute_on,
+          .settings_digest = settings_digest,
+          .probe = probe,
+          .device_memory = device_memory,
+          .has_cuda = has_cuda};
 }
 
 Result<BuiltInEngine> built_in_engine() {

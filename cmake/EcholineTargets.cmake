@@ -111,7 +111,7 @@ endfunction()
 # Private names of many sources, in no header: in a group each source gets its own, by a macro.
 set(ECHOLINE_RENAMED Arguments as_json kBisections kBlock kBytesPerGb kComponentsMax kErrorSource kEvaluationMax
   kFormatVersion kGradedCharacters kIdPrefix kLogitsMax kLook kLookAgain kMagic kModule kOp kOperation kPoll
-  kRandomSpread kRounding kRoundsMax kStepsMax kTriesMax kWorthMoreStripes)
+  kRounding kRoundsMax kStepsMax kTriesMax kWorthMoreStripes)
 
 # Names at namespace scope that are private to a source: what two sources of one unity group must not both have. Private
 # names begin in the first column, as clang-format leaves them.

@@ -18,8 +18,8 @@ class BitWriter {
     pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (pending_bits_ & 63);
     pending_bits_ += count;
   }
-  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one. More than 32 of these
-  // take two calls of put().
+  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one. If these are more than
+  // 32, the ones above the lowest 32 come first, because put() cannot write all of them at once.
   void put_number(std::uint64_t value) {
     const auto length = static_cast<unsigned>(std::bit_width(value));
     put(length, 7);
@@ -80,13 +80,14 @@ static inline std::uint64_t get_number(BitReader& reader) {
     reader.bit_index = ~std::uint64_t{0} >> 1;  // far past the end, but later reads do not overflow
     return 0;
   }
-  if (length <= 1) return length;
+  if (length <= 1) return length;  // 0 and 1 have no bits below the highest one
   const std::uint64_t high = length > 33 ? get_bits(reader, length - 33) << 32 : 0;
   const std::uint64_t low = get_bits(reader, length > 33 ? 32 : length - 1);
   return (std::uint64_t{1} << (length - 1)) | high | low;
 }
 
-// Appends bits to memory that has room for them and eight more bytes. Plain data, like BitReader.
+// Appends bits to memory. It must have room for them and eight more bytes, because put_bits() always stores eight.
+// Plain data, like BitReader.
 struct BitSink {
   std::byte* bytes = nullptr;
   std::uint64_t whole_bytes = 0;  // written

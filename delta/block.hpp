@@ -3,9 +3,9 @@
 // back. All sets give the same results. Internal to this folder; FORMAT.md, "Sparse coding", explains the numbers.
 //
 // A step is the signed difference of an element's new and old bits as ordered integers. A class holds the elements with
-// one old exponent. Adjacent classes form a range.
-// In a dense range every element is coded; in the other ranges only the changes and the gaps between them are. A block
-// is a part of a segment, which is a part of a tensor that is coded independently.
+// one old exponent. Adjacent classes form a range. In a dense range every element is coded; in the other ranges only
+// the changes and the gaps between them are. A block is a part of a segment, which is a part of a tensor that is coded
+// independently.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,11 +19,13 @@ inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;  // word
 inline constexpr std::size_t kPrefetchBytes = 16384;  // distance of prefetched data from the current block
 // Room after a buffer's last element, because the kernels store whole vectors.
 inline constexpr std::uint32_t kSpareElements = 32;
-inline constexpr unsigned kClasses = 32;  // by old exponent; the first and the last also hold all beyond them
-inline constexpr unsigned kRangesMax = 16;
+inline constexpr unsigned kClasses = 32;    // by old exponent; the first and the last also hold all beyond them
+inline constexpr unsigned kRangesMax = 16;  // of a segment
 
-// A token stands for a step: its sign, its magnitude if that is at most 8 (tokens below 16), otherwise the magnitude's
+// A token stands for a step: its direction (towards zero or away from it), and its magnitude if that is at most
+// kExactMagnitudeMax (the exact tokens, which are those below kExactTokens). Other tokens stand for the magnitude's
 // length and two highest bits; the further bits are stored separately. FORMAT.md, "Tokens".
+inline constexpr unsigned kExactMagnitudeMax = 8, kExactTokens = 2 * kExactMagnitudeMax;
 inline constexpr unsigned kTokenBits = 9;                   // suffice for kTokensMax
 inline constexpr unsigned kStepTokensMax = 260;             // for 64-bit elements, which have most
 inline constexpr unsigned kTokensMax = kStepTokensMax + 1;  // including "unchanged"
@@ -45,7 +47,7 @@ inline constexpr unsigned kZeroStep = 7;          // the symbol of step 0, so sy
 inline constexpr unsigned kSmallSlots = 256;      // the frequencies of a table sum to this
 inline constexpr unsigned kSmallFloor = 256;      // states are at least this between symbols, and below 2^16
 inline constexpr unsigned kSmallStatesMax = 256;  // independent states
-inline constexpr unsigned kLowBitsMax = 48;
+inline constexpr unsigned kLowBitsMax = 48;       // of a step
 // A run is the symbols of one block. It begins at a state whose number is a multiple of this, so that vector code reads
 // whole vectors of states.
 inline constexpr unsigned kRunStateAlignment = 64;
@@ -168,8 +170,8 @@ struct BlockSource {
   BitReader low;                              // the bits of their steps that the symbols leave out
   const RansEntry* dense_tables = nullptr;    // version 3: kRansSlots entries for each dense range
   bool is_wide = false;                       // version 3: dense symbols come from `wide`; false: from `narrow`
-  RansReader narrow;
-  ManyStateRansReader wide;
+  RansReader narrow;                          // symbols of blocks; gaps and tokens of ranges coded by gaps
+  ManyStateRansReader wide;                   // version 3
   BitReader bits;                     // version 3: extra bits of dense elements' steps, and tokens after escapes
   bool has_output_per_block = false;  // each block is written to its own memory, worth prefetching
   std::uint64_t changed = 0;          // elements changed so far
@@ -188,7 +190,7 @@ struct Kernels {
   void (*collect[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
                      const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink);
   // Packs the elements of dense ranges, as found by sort(). Both outputs have room for kSpareElements more elements. At
-  // least one range is not dense.
+  // least one range is not dense, because sort() otherwise finds nothing.
   void (*pack[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const SortedBlock& sorted,
                   std::byte* old_elements, std::byte* now);
   // Appends the small symbols, low bits and exceptions of packed elements of dense ranges.
@@ -224,7 +226,7 @@ const Kernels& kernels();
 void select_kernels(const Kernels& set);  // for tests that compare sets
 // All kernel sets that this processor can run, the fastest first.
 struct KernelList {
-  const Kernels* of[3];
+  const Kernels* kernels[3];
   int count;
 };
 KernelList available_kernels();

@@ -26,6 +26,7 @@ T read_element(const std::byte* bytes) {
 // The position of the `rank`-th set bit, which must exist.
 unsigned select_bit(std::uint32_t bits, std::uint32_t rank) {
 #if defined(__BMI2__)
+  // Moves a single bit to the place of the `rank`-th set bit.
   return static_cast<unsigned>(__builtin_ctz(_pdep_u32(1u << rank, bits)));
 #else
   for (; rank > 0; --rank) bits &= bits - 1;
@@ -147,7 +148,7 @@ struct EntryBounds {
 
 // Sets mask[entry][word] to the elements in entries 0 to `entry`, for all entries but the last, word by word. These
 // nested masks need one comparison per entry; separate_entry() then removes each mask from the next one. Returns the
-// number of words done; nest_tail() does the others.
+// number of words done, none without vector instructions; nest_tail() does the others.
 template <class T>
 std::uint32_t nest_words(const std::byte*, std::uint32_t, const BlockModel&, const EntryBounds&, SortedBlock&) {
   return 0;
@@ -201,6 +202,7 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
 }
 #endif
 
+// nest_words() for the elements from `from` on, without vector instructions.
 template <class T>
 void nest_tail(const std::byte* old, std::uint32_t from, std::uint32_t count, const BlockModel& model,
                const EntryBounds& bounds, SortedBlock& sorted) {
@@ -246,7 +248,7 @@ std::uint32_t separate_entry(std::uint32_t* mask, const std::uint32_t* inner, st
     before[word] = static_cast<std::uint16_t>(total);
     total += static_cast<std::uint32_t>(__builtin_popcount(mask[word]));
   }
-  for (; word % 32 != 0; ++word) before[word] = 0xffff;
+  for (; word % 32 != 0; ++word) before[word] = 0xffff;  // word_of() compares 32 words at a time
   return total;
 }
 
@@ -269,6 +271,7 @@ void sort(const std::byte* old, std::uint32_t count, const BlockModel& model, So
 }
 
 #if defined(__AVX512BW__)
+// 0, 1, ..., 31.
 __m512i iota16() {
   return _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8,
                           7, 6, 5, 4, 3, 2, 1, 0);
@@ -416,11 +419,15 @@ struct ByteTable {
   }
 };
 
+// Whether the symbols of so many ranges fit in half a ByteTable.
+bool fit_half_table(std::uint32_t range_count) { return 2 * range_count <= kRangesMax; }
+
 // Rearranges groups of eight bytes, because unpacking the low and high halves then gives elements 0 to 31 and 32 to 63.
 __m512i order_for_unpacking(__m512i bytes) {
   return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
 }
 
+// The first `count` of 64 lanes.
 __mmask64 first_lanes(std::uint32_t count) { return count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0}; }
 #endif
 
@@ -433,6 +440,7 @@ __mmask64 first_lanes(std::uint32_t count) { return count < 64 ? (std::uint64_t{
 namespace echoline::delta {
 namespace {
 
+// Kernels::extract.
 template <class T>
 void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t changed_count,
              std::uint32_t first, std::uint32_t* positions, std::byte* values) {
@@ -472,6 +480,7 @@ void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, s
 
 // ---- count elements by exponent ----
 
+// Kernels::count_exponents.
 template <class T>
 void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                      std::uint64_t* counts) {
@@ -535,6 +544,7 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
     for (const std::uint64_t word : words) sums16 += (word & 0x00ff00ff00ff00ffu) + (word >> 8 & 0x00ff00ff00ff00ffu);
     counts[exponent] += (sums16 * 0x0001000100010001u) >> 48;
   }
+  // Counts the exponents below the window.
   if (least == 0) return;
   for (std::uint32_t first = 0; first < stripes * kStripeBytes; first += kVectorBytes) {
     Vector part;

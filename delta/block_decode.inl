@@ -14,7 +14,7 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
         __builtin_popcount(_mm512_cmple_epu16_mask(_mm512_load_si512(before + word), wanted)));
   return at_most - 1;
 #else
-  std::uint32_t low = 0;
+  std::uint32_t low = 0;  // binary search
   for (std::uint32_t half = kBlockWordsMax / 2; half > 0; half /= 2)
     low += low + half < words && before[low + half] <= rank ? half : 0;
   return low;
@@ -86,7 +86,7 @@ void read_dense(const T* old_elements, std::uint32_t count, const BlockModel& mo
   source.narrow = rans;
 }
 
-// Applies an "open" step: one whose token needs further bits.
+// Applies an "open" step: one whose token is not exact, or follows an escape.
 template <class T>
 T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
   unsigned token = symbol - 1;
@@ -97,7 +97,7 @@ T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& 
       return old;
     }
   }
-  const std::uint64_t extra = token < 16 ? 0 : get_extra(source.bits, token);
+  const std::uint64_t extra = token < kExactTokens ? 0 : get_extra(source.bits, token);
   return apply_step(old, step_of_token(token, extra), model.is_float);
 }
 
@@ -106,9 +106,9 @@ T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& 
 // or the end of the bits.
 bool apply_open_steps(__m512i symbol, std::uint16_t* old_elements, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
-  constexpr unsigned kLargestToken = 16 + 4 * (16 - 4) + 3;  // of 16-bit elements
+  constexpr unsigned kLargestToken = kExactTokens + 4 * (16 - 4) + 3;  // of elements of 16 bits
   const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
-                above = _mm512_sub_epi32(token, set(16));
+                above = _mm512_sub_epi32(token, set(kExactTokens));
   if (_mm512_cmpgt_epu32_mask(token, set(kLargestToken)) != 0) return false;
   // Number of each element's extra bits, and their ends, counted from the end of the bits read so far.
   const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
@@ -128,6 +128,7 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* old_elements, const BlockMo
   const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
   const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
   const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(old_elements)));
+  // As apply_step() does: makes ordered integers, moves them by the magnitude, up or down, and converts them back.
   const unsigned sign_bit = model.is_float ? 0x8000 : 0;
   const __mmask16 negative = _mm512_test_epi32_mask(old, set(sign_bit));
   const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
@@ -164,7 +165,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
       const __m512i ordered = lanes.to_ordered(old);
       const __m512i now =
           lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
-      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));  // tokens from 16 on
+      const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(kExactTokens));
       _mm512_storeu_si512(values + i, now);
       if (is_open != 0) {
         _mm512_storeu_si512(open_indices + open_count, _mm512_maskz_compress_epi16(is_open, lane));
@@ -188,7 +189,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
 #endif
   for (; i < count; ++i) {
     const unsigned symbol = symbols[i];
-    if (symbol > 16) {
+    if (symbol > kExactTokens) {  // symbol: token + 1
       values[i] = apply_open_step(values[i], symbol, model, source);
     } else if (symbol != 0) {
       values[i] = apply_step(values[i], step_of_token(symbol - 1, 0), model.is_float);
@@ -279,6 +280,7 @@ std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const S
   std::uint64_t bytes_before_origin = 0;
   const auto prepare_input = [&] {
     if (bytes_end - bytes >= kRoom) return true;
+    // The padded end is used up, or there was no input at all.
     if (origin != reader.bytes || reader.byte_index > reader.byte_count) return false;
     std::memset(padded_end, 0, sizeof padded_end);
     std::memcpy(padded_end, bytes, static_cast<std::size_t>(bytes_end - bytes));
@@ -335,7 +337,7 @@ void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::
   std::uint32_t symbols_done = 0;
 #if defined(__AVX512VBMI2__)
   // Reads four, two or one group of 64 states at a time; with whole tables, at most two groups.
-  const bool uses_half_tables = range_count * kSmallSymbols <= 128;
+  const bool uses_half_tables = fit_half_table(range_count);
   if (reader.state_count >= 4 * kRunStateAlignment)
     symbols_done = uses_half_tables ? read_small_lanes<true, 4>(reader, count, tables, symbols)
                                     : read_small_lanes<false, 2>(reader, count, tables, symbols);
@@ -347,8 +349,7 @@ void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::
                                     : read_small_lanes<false, 1>(reader, count, tables, symbols);
 #endif
   read_small_run(reader, symbols_done, count, tables, symbols);
-  reader.turn =
-      (reader.turn + (count + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment) % reader.state_count;
+  reader.turn = (reader.turn + states_of_run(count)) % reader.state_count;
 }
 
 // Applies the exceptions (changes without a symbol in their range's table) among a block's dense elements, whose old
@@ -379,7 +380,7 @@ void resolve_dense(const std::byte* old_elements, std::uint32_t count, const Blo
 #if defined(__AVX512VBMI2__)
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
-    alignas(64) std::uint16_t range_at[kClasses], low_at[32] = {};
+    alignas(64) std::uint16_t range_at[kClasses], low_at[32] = {};  // vectors of 32 lanes, by class and by range
     for (unsigned class_index = 0; class_index < kClasses; ++class_index)
       range_at[class_index] = static_cast<std::uint16_t>(model.range_of[class_index] << kSymbolBits);
     for (unsigned range = 0; range < kRangesMax; ++range) low_at[range] = model.low_bits[range];
@@ -417,7 +418,7 @@ void resolve_dense(const std::byte* old_elements, std::uint32_t count, const Blo
       for (i = 0; i < count; i += 32) {
         const __mmask32 active = mask_at(i);
         if constexpr (kPrefetches)
-          if (source.has_output_per_block) __builtin_prefetch(now + 2 * i + kPrefetchBytes, 1);
+          if (source.has_output_per_block) __builtin_prefetch(now + 2 * i + kPrefetchBytes, /*for writing=*/1);
         const __m512i entry = entry_at(i), symbol = _mm512_and_si512(entry, unchanged);
         const __mmask32 has_symbol = _mm512_mask_cmpneq_epi16_mask(active, symbol, unchanged);
         __m512i step = _mm512_sub_epi16(symbol, _mm512_set1_epi16(kZeroStep));
@@ -484,13 +485,13 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
   const auto prefetch_some = [&] {
     for (const std::byte* end = old_ahead + step_bytes; old_ahead < end; old_ahead += 64, now_ahead += 64) {
       __builtin_prefetch(old_ahead);
-      if (source.has_output_per_block) __builtin_prefetch(now_ahead, 1);
+      if (source.has_output_per_block) __builtin_prefetch(now_ahead, /*for writing=*/1);
     }
   };
   const bool is_float = model.is_float, all_dense = model.dense_range_count == model.range_count;
   if (all_dense && source.small_tables) {
-    if constexpr (sizeof(T) != 2) prefetch_some();
-    return resolve_dense<T, true>(old, count, model, source, now);
+    if constexpr (sizeof(T) != 2) prefetch_some();  // the vector code for 16-bit elements prefetches by itself
+    return resolve_dense<T, /*kPrefetches=*/true>(old, count, model, source, now);
   }
   std::memcpy(now, old, count * sizeof(T));
   sort<T>(old, count, model, sorted);
@@ -521,8 +522,8 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
   else
     pack<T>(old, sorted.mask[0], words, dense_count, reinterpret_cast<std::byte*>(values));
   if (source.small_tables) {
-    resolve_dense<T, false>(reinterpret_cast<const std::byte*>(values), dense_count, model, source,
-                            reinterpret_cast<std::byte*>(values));
+    resolve_dense<T, /*kPrefetches=*/false>(reinterpret_cast<const std::byte*>(values), dense_count, model, source,
+                                            reinterpret_cast<std::byte*>(values));
   } else {
     Packed<std::uint16_t> symbols;
     read_dense(values, dense_count, model, source, symbols);

@@ -15,7 +15,7 @@ std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t coun
 #if defined(__AVX512BW__)
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
-    const __m512i one = _mm512_set1_epi16(1), small = _mm512_set1_epi16(8);
+    const __m512i one = _mm512_set1_epi16(1), exact_max = _mm512_set1_epi16(kExactMagnitudeMax);
     for (; i < count; i += 32) {
       const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
       const __m512i old = _mm512_loadu_si512(old_elements + i);
@@ -25,7 +25,7 @@ std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t coun
       // The symbol of a magnitude m up to 8: 2 (m - 1) + towards_zero + 1. That of larger ones is set below.
       const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.sign_bit)), 15);
       __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
-      const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
+      const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, exact_max);
       if (large != 0) {
         // Converted to float, a magnitude shows its length and its second highest bit. The subtraction removes the
         // exponent's bias (127) and gives a magnitude of 8, whose exponent is 3, the head 8.
@@ -58,7 +58,7 @@ std::uint32_t symbols_of(const T* old_elements, const T* now, std::uint32_t coun
     std::uint64_t magnitude = 0;
     const unsigned token = change_token(old, now[i], model.is_float, magnitude);
     extras[extra_count] = magnitude;
-    extra_count += magnitude > 8;
+    extra_count += magnitude > kExactMagnitudeMax;  // otherwise the entry is overwritten
     symbols[i] = static_cast<std::uint16_t>(model.range_of[class_of(old, model)] << kTokenBits |
                                             (magnitude == 0 ? 0 : token + 1));
   }
@@ -72,7 +72,7 @@ void count_steps(const std::byte* old_elements, const std::byte* now, std::uint3
   Packed<T> before, after;
   Packed<std::uint16_t> symbols;
   std::uint64_t extras[kBlockElementsMax + kSpareElements];
-  std::memcpy(before, old_elements, count * sizeof(T));
+  std::memcpy(before, old_elements, count * sizeof(T));  // symbols_of() needs aligned elements
   std::memcpy(after, now, count * sizeof(T));
   symbols_of(before, after, count, model, symbols, extras);
   for (std::uint32_t i = 0; i < count; ++i) ++counts[symbols[i]];
@@ -90,9 +90,8 @@ void pack_dense(const std::byte* prev, const std::byte* cur, std::uint32_t count
 // The step from `old` to `now`, as apply_step() takes it.
 template <class T>
 T step_between(T old, T now, bool is_float) {
-  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
-  return static_cast<T>(is_float && (old & kSignBit) ? ~step + 1 : step);
+  return static_cast<T>(is_float && (old & kSignBit<T>) ? ~step + 1 : step);
 }
 
 // Adds an exception: a change without a symbol in its range's table. `rank` is the element's index among the block's
@@ -104,7 +103,7 @@ void put_exception(T old, T now, std::uint32_t rank, bool is_float, GapSink& out
   out.gaps[out.count] = static_cast<std::uint32_t>(out.elements_seen + rank - out.next_rank);
   out.next_rank = out.elements_seen + rank + 1;
   out.tokens[out.count++] = static_cast<std::uint16_t>(token);
-  if (token >= 16) out.extras[out.extra_count++] = magnitude;
+  if (token >= kExactTokens) out.extras[out.extra_count++] = magnitude;
 }
 
 #if defined(__AVX512VBMI2__)
@@ -246,7 +245,7 @@ void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, c
     out.gaps[out.count] = static_cast<std::uint32_t>(rank - out.next_rank);
     out.next_rank = rank + 1;
     out.tokens[out.count++] = static_cast<std::uint16_t>(token);
-    if (token >= 16) out.extras[out.extra_count++] = *extra++;
+    if (token >= kExactTokens) out.extras[out.extra_count++] = *extra++;
   }
   for (std::uint32_t range = model.dense_range_count; range < model.range_count; ++range)
     sink.gap[range].elements_seen += sorted.count[range - model.dense_range_count + 1];
@@ -282,6 +281,7 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
       const __m512i quotient = _mm512_srlv_epi16(_mm512_mulhi_epu16(y, reciprocal), shift);
       __m512i next =
           _mm512_add_epi16(_mm512_add_epi16(y, _mm512_and_si512(place, byte)), _mm512_mullo_epi16(quotient, others));
+      // The correction for frequency 1.
       next = _mm512_mask_add_epi16(next, _mm512_cmpeq_epi16_mask(others, byte), next, byte);
       _mm512_storeu_si512(state, _mm512_mask_mov_epi16(x, on, next));
     };
@@ -302,17 +302,18 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* r
 }
 #endif
 
+// Kernels::write_small.
 std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,
                        [[maybe_unused]] std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
                        std::uint16_t* states, std::byte* end) {
   std::uint32_t turn = 0;  // number of the state after the current run, over all runs
   for (std::size_t run = 0; run < run_count; ++run) {
     symbols += run_lengths[run];
-    turn += (run_lengths[run] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+    turn += states_of_run(run_lengths[run]);
   }
 #if defined(__AVX512VBMI2__)
   if (state_count >= kRunStateAlignment) {
-    const bool uses_half_tables = range_count * kSmallSymbols <= 128;
+    const bool uses_half_tables = fit_half_table(range_count);
     return uses_half_tables
                ? write_small_lanes<true>(symbols, run_lengths, run_count, codes, state_count, turn, states, end)
                : write_small_lanes<false>(symbols, run_lengths, run_count, codes, state_count, turn, states, end);
@@ -320,8 +321,9 @@ std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* run_len
 #endif
   for (std::size_t run = run_count; run-- > 0;) {
     symbols -= run_lengths[run];
-    turn -= (run_lengths[run] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+    turn -= states_of_run(run_lengths[run]);
     for (std::uint32_t i = run_lengths[run]; i-- > 0;)
+      // put_small() returns whether it output a byte: 0 or 1 bytes.
       end -= put_small(states[(turn + i) % state_count], codes, symbols[i], end - 1);
   }
   return end;

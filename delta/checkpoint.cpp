@@ -14,8 +14,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kSingleFileName = "model.safetensors";  // of a folder without shards
-constexpr const char* kIndexName = kCheckpointIndexName;
-constexpr std::uint64_t kIndexBytesMax = 100'000'000;  // as of a safetensors header
+constexpr std::uint64_t kIndexBytesMax = 100'000'000;         // as of a safetensors header
 
 template <class... Args>
 Error invalid(fmt::format_string<Args...> format, Args&&... args) {
@@ -96,7 +95,7 @@ Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const W
     for (const std::string& tensor : tensor_names)
       if (const auto entry = shard_of.find(tensor); entry == shard_of.end() || entry->second != shard)
         return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard,
-                       kIndexName);
+                       kCheckpointIndexName);
     files.push_back(std::move(file));
   }
   return files;
@@ -114,7 +113,9 @@ std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t b
   std::vector<StateView> shards(1);
   std::uint64_t shard_bytes = 0;
   for (const TensorView& tensor : state) {
-    if (!shards.back().empty() && tensor.bytes.size() > bytes_max - std::min(shard_bytes, bytes_max)) {
+    // A tensor above the limit makes its shard larger than `bytes_max`.
+    const std::uint64_t room_bytes = bytes_max - std::min(shard_bytes, bytes_max);
+    if (!shards.back().empty() && tensor.bytes.size() > room_bytes) {
       shards.emplace_back();
       shard_bytes = 0;
     }
@@ -158,11 +159,13 @@ Status Checkpoint::open_folder() {
     files_.push_back(std::move(file));
     return ok();
   }
-  if (!fs::exists(path_ / kIndexName, ec) && fs::exists(path_ / kAdapterFileName, ec)) return ok();
-  if (!fs::exists(path_ / kIndexName, ec))
-    return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleFileName, kIndexName);
-  ECHO_ASSIGN(const WeightMap map, read_index(path_ / kIndexName));
-  if (map.empty()) return invalid("{}: its weight_map names no tensor", (path_ / kIndexName).string());
+  if (!fs::exists(path_ / kCheckpointIndexName, ec)) {
+    if (fs::exists(path_ / kAdapterFileName, ec)) return ok();  // the only file; open() adds it
+    return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleFileName,
+                   kCheckpointIndexName);
+  }
+  ECHO_ASSIGN(const WeightMap map, read_index(path_ / kCheckpointIndexName));
+  if (map.empty()) return invalid("{}: its weight_map names no tensor", (path_ / kCheckpointIndexName).string());
   is_sharded_ = true;
   ECHO_ASSIGN(files_, open_shards(path_, map));
   return ok();
@@ -190,7 +193,7 @@ Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes sh
   const std::vector<StateView> shards = split_into_shards(tensors, shard_bytes_max.count);
   if (shards.size() == 1) {
     ECHO_TRY(write_safetensors(folder / kSingleFileName, tensors, metadata));
-    return remove_file(folder / kIndexName);
+    return remove_file(folder / kCheckpointIndexName);  // of an earlier checkpoint in this folder
   }
   json weight_map = json::object();
   std::uint64_t total_bytes = 0;
@@ -203,8 +206,8 @@ Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes sh
     }
   }
   const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
-  ECHO_TRY(write_file_atomic(folder / kIndexName, index.dump(2) + "\n"));
-  return remove_file(folder / kSingleFileName);
+  ECHO_TRY(write_file_atomic(folder / kCheckpointIndexName, index.dump(2) + "\n"));
+  return remove_file(folder / kSingleFileName);  // Checkpoint::open() would prefer it to the shards
 }
 
 }  // namespace echoline::delta

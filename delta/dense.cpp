@@ -87,7 +87,7 @@ struct DenseEncoder::Context {
   explicit Context(int level) : level(level), zstd(ZSTD_createCCtx()) {
     if (!zstd) throw std::bad_alloc();
     ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);                      // the stream states it
-    ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels disable it
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels turn it off
   }
   ~Context() { ZSTD_freeCCtx(zstd); }
   Context(const Context&) = delete;
@@ -109,7 +109,7 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::si
   // Room for a block (and 1024 bytes for its headers) beyond the limit, because zstd codes a block worse if its room is
   // short. The result is then the same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kExtraRoomBytes = ZSTD_BLOCKSIZE_MAX + 1024;
-  const std::size_t limit_with_room = std::max(bytes_max, bytes_max + kExtraRoomBytes);  // max: against overflow
+  const std::size_t limit_with_room = std::max(bytes_max, bytes_max + kExtraRoomBytes);  // the sum may overflow
   const std::size_t room_bytes = std::min(ZSTD_compressBound(raw.size()), limit_with_room);
   ByteVector& scratch = context_->scratch;
   std::size_t compressed_bytes = raw.size();
@@ -147,7 +147,8 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
     });
     const std::size_t used_bytes = out.size() - old_size;
     const auto level = is_float(dtype) && looks_random(plane) ? std::nullopt : std::optional(kPlaneLevel);
-    if (used_bytes > bytes_max || !encode_stream(plane, level, bytes_max - used_bytes, out)) {
+    // used_bytes is at most bytes_max, because encode_stream() keeps to its limit.
+    if (!encode_stream(plane, level, bytes_max - used_bytes, out)) {
       out.resize(old_size);
       return false;
     }
@@ -190,9 +191,9 @@ Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {
   const std::size_t count = to.size() / element_bytes;
   ByteReader reader(coded);
   ByteVector planes(to.size());
-  for (std::size_t byte_index = 0; byte_index < element_bytes; ++byte_index) {
-    ECHO_ASSIGN(const Stream stream, read_stream(reader, count, count));
-    ECHO_TRY(expand_stream(stream, std::span(planes).subspan(byte_index * count, count)));
+  for (std::size_t plane = 0; plane < element_bytes; ++plane) {
+    ECHO_ASSIGN(const Stream stream, read_stream(reader, /*raw_min=*/count, /*raw_max=*/count));
+    ECHO_TRY(expand_stream(stream, std::span(planes).subspan(plane * count, count)));
   }
   if (!reader.remaining().empty()) return corrupt("a segment has bytes after its last plane");
   with_element_type(element_bytes,

@@ -16,7 +16,7 @@ namespace echoline::delta {
 struct Stream {
   bool compressed = false;
   std::size_t raw_bytes = 0;
-  ByteSpan stored;
+  ByteSpan stored;  // a part of the patch
 };
 // Reads a stream whose content must have `raw_min` to `raw_max` bytes, without decompressing it.
 Result<Stream> read_stream(ByteReader& reader, std::uint64_t raw_min, std::uint64_t raw_max);
@@ -26,13 +26,13 @@ Status expand_stream(const Stream& stream, std::span<std::byte> to);
 // Keeps its working memory between calls. Use one per thread.
 class DenseEncoder {
  public:
-  explicit DenseEncoder(int stream_level);
+  explicit DenseEncoder(int stream_level);  // zstd's, for encode_stream()
   ~DenseEncoder();
   // Appends the coding of `content`. Appends nothing and returns false if it needs more than `bytes_max`.
   bool encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out);
   // Estimates, from a sample of elements, the number of bytes that encode() needs. Repetitive content needs less.
   static double estimate_bytes(const Content& content, DType dtype);
-  // Appends `raw` as a stream, with the level of the constructor. Returns as encode() does.
+  // Appends `raw` as a stream, with the level of the constructor. Returns false if it needs more than `bytes_max`.
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:

@@ -10,7 +10,8 @@
 namespace echoline::delta {
 namespace {
 
-// Prefix of the bytes that are hashed for a state, so that no other digest is of the same bytes. 2 is the version.
+// Prefix of the bytes that are hashed for a state, so that they never equal those hashed for a tensor. 2 is the
+// version.
 constexpr std::string_view kStateDomain = "echoline.state.2";
 
 }  // namespace
@@ -32,7 +33,7 @@ void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
 
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
   ByteVector hashed;
-  // 4: type, rank, and two bytes for the length of the name.
+  // 4: type, rank, and two bytes for the length of the name. kRankMax and kNameBytesMax fit in these bytes.
   hashed.reserve(4 + tensor.name.size() + 8 * tensor.shape.size() + sizeof(Digest) * leaves.size());
   put(hashed, static_cast<std::uint8_t>(tensor.dtype));
   put(hashed, static_cast<std::uint8_t>(tensor.shape.size()));
@@ -58,19 +59,19 @@ Digest state_digest_of_tensors(std::span<const Digest> tensors) {
   return digest_bytes(hashed);
 }
 
-std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state) {
-  std::vector<std::vector<Digest>> leaves(state.size());
+LeafDigests zeroed_leaf_digests(const StateView& state) {
+  LeafDigests leaves(state.size());
   for (std::size_t i = 0; i < state.size(); ++i) leaves[i].resize(leaf_count(state[i].bytes.size()));
   return leaves;
 }
 
-std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads) {
-  constexpr std::size_t kTaskBytes = 64 * kLeafBytes;  // that a thread hashes at a time
+LeafDigests leaf_digests_of(const StateView& state, unsigned threads) {
+  constexpr std::size_t kTaskBytes = 64 * kLeafBytes;  // a thread hashes this many at a time
   struct Task {
     std::size_t tensor, first_byte;
   };
   std::vector<Task> tasks;
-  std::vector<std::vector<Digest>> leaves = empty_leaf_digests(state);
+  LeafDigests leaves = zeroed_leaf_digests(state);
   for (std::size_t i = 0; i < state.size(); ++i) {
     for (std::size_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kTaskBytes)
       tasks.push_back({.tensor = i, .first_byte = first_byte});
@@ -84,7 +85,7 @@ std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigne
   return leaves;
 }
 
-Digest state_digest_of_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves) {
+Digest state_digest_of_leaves(const StateView& state, const LeafDigests& leaves) {
   std::vector<Digest> digests;
   digests.reserve(state.size());
   for (std::size_t i = 0; i < state.size(); ++i) digests.push_back(digest_tensor(state[i], leaves[i]));

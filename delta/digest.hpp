@@ -9,19 +9,20 @@
 
 namespace echoline::delta {
 
-inline constexpr std::size_t kLeafBytes = 64u << 10;  // the last leaf of a tensor is shorter
+inline constexpr std::size_t kLeafBytes = 64u << 10;  // the last leaf of a tensor may be shorter
 inline std::size_t leaf_count(std::uint64_t bytes) {
   return static_cast<std::size_t>((bytes + kLeafBytes - 1) / kLeafBytes);
 }
 
+// XXH3-128 of the bytes.
 Digest digest_bytes(std::span<const std::byte> bytes);
-// Digests of all leaves of `bytes`; `to` has room for leaf_count().
+// Writes the digests of all leaves of `bytes`; `to` has room for leaf_count() of them.
 void digest_leaves(std::span<const std::byte> bytes, Digest* to);
 
-// One digest for each leaf of each tensor, not computed yet.
-std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state);
+// A digest of zeros for each leaf of each tensor, to be overwritten.
+LeafDigests zeroed_leaf_digests(const StateView& state);
 // Digests of all leaves of all tensors, in the order of `state`. Uses up to `threads` threads, also within one tensor.
-std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads);
+LeafDigests leaf_digests_of(const StateView& state, unsigned threads);
 
 // The tensor's digest, from those of its leaves; does not read `tensor.bytes`.
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves);
@@ -29,7 +30,7 @@ Digest digest_tensor(const TensorView& tensor);
 // The state's digest, from those of all tensors in canonical order.
 Digest state_digest_of_tensors(std::span<const Digest> tensors);
 // The digest of a canonical state, from the digests of all leaves; does not read the tensors' bytes.
-Digest state_digest_of_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves);
+Digest state_digest_of_leaves(const StateView& state, const LeafDigests& leaves);
 // kInvalid if the state is invalid.
 Result<Digest> digest_state(const StateView& state, unsigned threads = 1);
 

@@ -17,13 +17,13 @@
 namespace echoline::delta {
 namespace {
 
-bool has_sign(DType dtype) {
+bool is_signed_integer(DType dtype) {
   return dtype == DType::kI8 || dtype == DType::kI16 || dtype == DType::kI32 || dtype == DType::kI64;
 }
 
 constexpr std::int64_t kSmallStepsEnd = 64;  // steps in [-kSmallStepsEnd, kSmallStepsEnd) have a table entry
 constexpr std::size_t kSmallSteps = 2 * kSmallStepsEnd;
-constexpr std::size_t kUncountedStepsMin = 1u << 16;  // large steps of a class that are sorted and counted at a time
+constexpr std::size_t kPendingStepsMin = 1u << 16;  // large steps of a class, before they are sorted and counted
 
 struct StepCount {
   std::uint64_t step = 0;  // two's complement
@@ -65,7 +65,7 @@ struct ClassCounts {
     }
     pending_large_steps.push_back(static_cast<std::uint64_t>(step));
     // Waits for at least as many as are counted already, so that all merges together take linear time.
-    if (pending_large_steps.size() >= std::max(kUncountedStepsMin, large_step_counts.size())) sort_and_count();
+    if (pending_large_steps.size() >= std::max(kPendingStepsMin, large_step_counts.size())) sort_and_count();
   }
   void sort_and_count() {
     if (pending_large_steps.empty()) return;
@@ -82,13 +82,13 @@ struct ClassCounts {
 
 struct TypeCounts {
   std::vector<ClassCounts> classes;  // by exponent
-  // By exponent; not yet added to `classes`. A flat array, because a kernel increments it for every element.
-  std::vector<std::uint64_t> elements;
+  // Elements by exponent that `classes` lacks yet. A flat array, because a kernel increments it for every element.
+  std::vector<std::uint64_t> pending_elements;
 
-  explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
+  explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), pending_elements(classes.size()) {}
   void flush_and_count() {
     for (std::size_t exponent = 0; exponent < classes.size(); ++exponent) {
-      classes[exponent].elements += std::exchange(elements[exponent], 0);
+      classes[exponent].elements += std::exchange(pending_elements[exponent], 0);
       classes[exponent].sort_and_count();
     }
   }
@@ -105,13 +105,14 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
   const auto ordered = [&](T bits) -> T {
     constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
     if (is_float && (bits & kSign)) return static_cast<T>(~bits);
-    return is_float || has_sign(dtype) ? static_cast<T>(bits ^ kSign) : bits;
+    return is_float || is_signed_integer(dtype) ? static_cast<T>(bits ^ kSign) : bits;
   };
 
   if (is_float)
-    kernels().count_exponents[width_index(sizeof(T))](prev, count, field.shift, field.mask, counts.elements.data());
+    kernels().count_exponents[width_index(sizeof(T))](prev, count, field.shift, field.mask,
+                                                      counts.pending_elements.data());
   else
-    counts.elements[0] += count;
+    counts.pending_elements[0] += count;
   for (std::uint32_t word = 0; word * 32 < count; ++word)
     for (std::uint32_t bits = changed[word]; bits != 0; bits &= bits - 1) {
       const std::size_t offset = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);

@@ -9,8 +9,9 @@
 //                              neighbouring floats differ by one.
 // H2 is the entropy of a coin, H that of the observed steps: H(X | Y) of Shannon 1948, with counts for probabilities
 // (Cover and Thomas, Elements of Information Theory, chapter 2). A coder can need less if it conditions on more than
-// the exponent (such as the row). It can also need less if the counts are small, as those of steps of 32 and 64 bit
-// types are: the logarithm of the number of arrangements with these counts is then clearly below their entropy.
+// the exponent (such as the row). It can also need less if the counts are small: log2 of the number of arrangements
+// with these counts is then clearly below their entropy. This concerns 32 and 64 bit types, whose steps have so many
+// values that each of them is rare.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -93,6 +93,7 @@ std::set<fs::path> resolved_files(const Checkpoint& checkpoint) {
   return files;
 }
 
+// Also of a symbolic link without a target.
 bool name_exists(const fs::path& path) {
   std::error_code ec;
   return fs::exists(fs::symlink_status(path, ec));
@@ -171,7 +172,7 @@ Result<Recovery> complete_journal(const fs::path& path, const std::set<fs::path>
                                   const ApplyOptions& options) {
   if (!name_exists(path)) return Recovery::kNothing;
   auto opened = open_journal(path);
-  // If it is gone now, another process has just completed it.
+  // If the journal is gone now, another process has just completed it.
   if (!opened && opened.error().code == Code::kNotFound) return Recovery::kNothing;
   if (!opened) return std::move(opened).error();
   const Journal& journal = opened->journal;
@@ -187,7 +188,7 @@ Result<Recovery> complete_journal(const fs::path& path, const std::set<fs::path>
     return error;
   }
   const auto files = std::move(locked).value();
-  // Another process may have completed it before this one had the lock.
+  // Another process may have completed the journal before this one had the locks.
   if (!name_exists(path)) return Recovery::kNothing;
   ECHO_TRY(check_sizes(journal, path, paths, *files));
   const std::string name = journalled_name(path);
@@ -209,8 +210,9 @@ Recovery discard_unfinished_journals(const Checkpoint& checkpoint) {
   std::vector<fs::path> temporary_paths;
   for (const fs::path& journal : file_journals(checkpoint))
     if (name_exists(temporary_path_of(journal))) temporary_paths.push_back(temporary_path_of(journal));
-  if (temporary_paths.empty() || !LockedFiles::lock(files_of(checkpoint), LockMode::kExclusive, kRecoverOperation))
-    return Recovery::kNothing;
+  if (temporary_paths.empty()) return Recovery::kNothing;
+  const auto locks = LockedFiles::lock(files_of(checkpoint), LockMode::kExclusive, kRecoverOperation);  // until the end
+  if (!locks) return Recovery::kNothing;
   bool any_discarded = false;
   for (const fs::path& path : temporary_paths) any_discarded = ::unlink(path.c_str()) == 0 || any_discarded;
   return any_discarded ? Recovery::kDiscarded : Recovery::kNothing;
@@ -222,6 +224,7 @@ Status check_nothing_to_recover(const Checkpoint& checkpoint, std::string_view o
   const auto must_be_completed = [&](const fs::path& journal) {
     if (!name_exists(journal)) return false;
     const auto opened = open_journal(journal);
+    // A journal that cannot be read may concern these files.
     return !opened || concerns_any(opened->journal, journal.parent_path(), files);
   };
   if (std::ranges::any_of(file_journals(checkpoint), name_exists) ||
@@ -327,7 +330,6 @@ Result<Recovery> recover(const fs::path& path, const ApplyOptions& options) {
   std::set<fs::path> journals = file_journals(checkpoint);
   journals.merge(index_journals(checkpoint));
   const std::set<fs::path> files = resolved_files(checkpoint);
-  // Enumerators of Recovery ascend in importance.
   Recovery outcome = discard_unfinished_journals(checkpoint);
   for (const fs::path& journal : journals) {
     ECHO_ASSIGN(const Recovery recovery,

@@ -33,28 +33,28 @@ struct ApplyOptions {
   const std::atomic<bool>* stop = nullptr;             // kCancelled if it becomes true before the commit
 };
 
-// The outcome of recover(). It discards an uncommitted journal, and completes a committed one. If it did both, the
-// outcome is kCompleted.
+// The outcome of recover(), which discards an uncommitted journal and completes a committed one. In ascending order of
+// importance: if it did both, the outcome is kCompleted.
 enum class Recovery { kNothing, kDiscarded, kCompleted };
 
 // Completes an application that was interrupted after its commit. Removes the journal of an application that was
-// interrupted earlier. If `path` is a folder, covers all its files. If it is a shard, covers the checkpoint that
-// contains it too. kCorrupt, without touching the files, if the journal is damaged or belongs to other files.
+// interrupted earlier. If `path` is a folder, covers all its files. If `path` is a shard, also covers the checkpoint
+// that contains it. kCorrupt, without touching the files, if the journal is damaged or belongs to other files.
 // kUnavailable while another process uses the files.
 Result<Recovery> recover(const std::filesystem::path& path, const ApplyOptions& options = {});
 
 struct InPlaceReport {
   PatchInfo patch;
-  bool already_applied = false;     // the checkpoint was the result already; nothing was written
-  Recovery recovery{};              // what recover() did first
-  std::uint64_t journal_bytes = 0;  // disk space used besides the checkpoint
-  std::uint64_t written_bytes = 0;  // in whole pages of the checkpoint's files
+  bool already_applied = false;            // the checkpoint was the result already; nothing was written
+  Recovery recovery = Recovery::kNothing;  // what recover() did first
+  std::uint64_t journal_bytes = 0;         // disk space used besides the checkpoint
+  std::uint64_t written_bytes = 0;         // in whole pages of the checkpoint's files
 };
 
 // Turns the checkpoint at `path` from the delta's base into its result. Calls recover() first. An error before the
 // commit changes nothing: kStale (neither base nor result), kInvalid (another model, a snapshot, files that are links),
-// kCorrupt, kIo, kUnavailable (another process uses the files). An error after it says that the journal still exists;
-// the next recover() continues.
+// kCorrupt, kIo, kUnavailable (another process uses the files). An error after the commit says that the journal still
+// exists; the next recover() continues.
 Result<InPlaceReport> apply_in_place(const std::filesystem::path& path, std::span<const std::byte> patch,
                                      const ApplyOptions& options = {});
 
@@ -74,7 +74,7 @@ class LockedCheckpoint {
   explicit LockedCheckpoint(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
   Checkpoint checkpoint_;
   std::shared_ptr<const void> locks_;  // released by the last owner
-  Recovery recovery_{};
+  Recovery recovery_ = Recovery::kNothing;
 };
 
 }  // namespace echoline::delta

@@ -52,8 +52,9 @@ Status read_header(ByteReader& reader, Journal& journal, Digest& chain) {
     return corrupt("it does not begin like a journal");
   const auto version = reader.read_number<std::uint16_t>();
   const auto zero = reader.read_number<std::uint16_t>();  // reserved
-  if (reader.failed() || version != kFormatVersion || zero != 0)
+  if (reader.failed() || version != kFormatVersion)
     return corrupt(fmt::format("it has format version {}, this program reads version {}", version, kFormatVersion));
+  if (zero != 0) return corrupt(fmt::format("its reserved field is {}, expected 0", zero));
   const auto file_count = reader.read_number<std::uint32_t>();
   journal.base = read_digest(reader);
   journal.result = read_digest(reader);
@@ -180,13 +181,13 @@ Status JournalWriter::begin(const Digest& base, const Digest& result, const std:
   buffer_.clear();
   put_bytes(buffer_, as_byte_span(kMagic));
   put(buffer_, kFormatVersion);
-  put(buffer_, std::uint16_t{0});
+  put(buffer_, std::uint16_t{0});  // reserved
   put(buffer_, static_cast<std::uint32_t>(files.size()));
   put_bytes(buffer_, base.bytes);
   put_bytes(buffer_, result.bytes);
   for (const JournalFile& file : files) {
     put(buffer_, file.bytes);
-    put(buffer_, static_cast<std::uint16_t>(file.name.size()));
+    put(buffer_, static_cast<std::uint16_t>(file.name.size()));  // the file exists: at most kFileNameBytesMax
     put_bytes(buffer_, as_byte_span(file.name));
   }
   return write_sealed_buffer();

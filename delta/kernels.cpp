@@ -24,8 +24,8 @@ const Kernels& choose_kernels() {
   const KernelList list = available_kernels();
   if (const char* wanted = std::getenv("ECHOLINE_KERNELS"))
     for (int i = 0; i < list.count; ++i)
-      if (std::string_view(wanted) == list.of[i]->name) return *list.of[i];
-  return *list.of[0];
+      if (std::string_view(wanted) == list.kernels[i]->name) return *list.kernels[i];
+  return *list.kernels[0];
 }
 
 std::atomic<const Kernels*>& selected_kernels() {
@@ -38,10 +38,10 @@ std::atomic<const Kernels*>& selected_kernels() {
 KernelList available_kernels() {
   KernelList list{};
 #if defined(__x86_64__)
-  if (has_avx512()) list.of[list.count++] = &kAvx512Kernels;
-  if (has_avx2()) list.of[list.count++] = &kAvx2Kernels;
+  if (has_avx512()) list.kernels[list.count++] = &kAvx512Kernels;
+  if (has_avx2()) list.kernels[list.count++] = &kAvx2Kernels;
 #endif
-  list.of[list.count++] = &kPortableKernels;
+  list.kernels[list.count++] = &kPortableKernels;
   return list;
 }
 

@@ -20,7 +20,7 @@ Result<std::shared_ptr<LockedFiles>> LockedFiles::lock(const std::vector<std::fi
     if (errno == EWOULDBLOCK)
       return fail(Code::kUnavailable, operation, "{}: another process {} this file; try again when it has finished",
                   file.string(), is_exclusive ? "reads or changes" : "changes");
-    if (is_exclusive) return os_error(operation, file);
+    if (is_exclusive) return os_error(operation, file);  // readers do without, for file systems that have no locks
   }
   return locked;
 }

@@ -48,7 +48,7 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
   while (offset < end) {
     auto from_offset = static_cast<off_t>(offset), to_offset = from_offset;
     const auto bytes_left = static_cast<std::size_t>(end - offset);
-    const ssize_t copied_bytes = ::copy_file_range(from, &from_offset, to, &to_offset, bytes_left, 0);
+    const ssize_t copied_bytes = ::copy_file_range(from, &from_offset, to, &to_offset, bytes_left, /*flags=*/0);
     if (copied_bytes < 0 && errno == EINTR) continue;
     if (copied_bytes <= 0) break;
     offset += static_cast<std::uint64_t>(copied_bytes);
@@ -78,6 +78,7 @@ class PendingOutput {
     PendingOutput pending;
     pending.target_ = target;
     std::string name = (folder_of(target) / ("." + target.filename().string() + ".XXXXXX")).string();
+    // mkdtemp() and mkostemp() let only the owner read what they make.
     if (is_folder) {
       if (::mkdtemp(name.data()) == nullptr) return os_error(kOperation, target);
       pending.path_ = name;
@@ -86,7 +87,6 @@ class PendingOutput {
       const Descriptor fd(::mkostemp(name.data(), O_CLOEXEC));
       if (fd.get() < 0) return os_error(kOperation, target);
       pending.path_ = name;
-      // mkostemp() makes files that only the owner can read.
       if (::fchmod(fd.get(), 0644) != 0) return os_error(kOperation, target);
     }
     return pending;
@@ -127,6 +127,7 @@ class NewFiles {
     for (std::size_t i = 0; i < like.file_count(); ++i) {
       files.paths_.push_back(like.is_folder() ? path / like.file_path(i).filename() : path);
       const fs::path& file_path = files.paths_.back();
+      // A single file exists already: PendingOutput made it.
       const int fd = ::open(file_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
       if (fd < 0) return os_error(kOperation, file_path);
       files.fds_.push_back(std::make_unique<Descriptor>(fd));
@@ -179,7 +180,7 @@ Status copy_whole_file(const fs::path& from, const fs::path& to) {
   if (in.get() < 0 || ::fstat(in.get(), &info) != 0) return os_error(kOperation, from);
   const Descriptor out(::open(to.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, info.st_mode & 0777));
   if (out.get() < 0) return os_error(kOperation, to);
-  ECHO_TRY(copy_range(in.get(), out.get(), 0, static_cast<std::uint64_t>(info.st_size), from));
+  ECHO_TRY(copy_range(in.get(), out.get(), /*offset=*/0, static_cast<std::uint64_t>(info.st_size), from));
   if (::fsync(out.get()) != 0) return os_error(kOperation, to);
   return ok();
 }
@@ -193,6 +194,7 @@ Status copy_other_files(const Checkpoint& like, const fs::path& to) {
     std::error_code status_error;  // ignored: the entry then is not a regular file
     if (!entries->is_regular_file(status_error) || is_journal_name(name.string())) continue;
     if (std::ranges::find(kWeightExtensions, name.extension().string()) != kWeightExtensions.end()) continue;
+    // Beside model.safetensors, an index lists shards that do not belong to the checkpoint.
     if (name == kCheckpointIndexName && !like.is_sharded()) continue;
     ECHO_TRY(copy_whole_file(entries->path(), to / name));
   }
@@ -236,6 +238,7 @@ Status write_standalone(const OwnedState& state, const fs::path& target, const D
   const bool is_file = target.extension() == kSuffix;
   ECHO_ASSIGN(PendingOutput pending, PendingOutput::make(target, !is_file));
   if (is_file) {
+    // The format "pt" (PyTorch), as in the files of write_checkpoint(): the transformers library asks for it.
     ECHO_TRY(write_safetensors(pending.path(), state.view(), {{"format", "pt"}}));
   } else {
     ECHO_TRY(write_checkpoint(pending.path(), state.view()));
@@ -269,6 +272,8 @@ Result<PatchInfo> apply_to_new(const Checkpoint& prev, std::span<const std::byte
 Result<PatchInfo> unpack_snapshot(std::span<const std::byte> patch, const Checkpoint* like, const fs::path& target,
                                   const ApplyOptions& options) {
   return catch_out_of_memory(kOperation, [&]() -> Result<PatchInfo> {
+    // Without the limit of state bytes, because the user chose this snapshot. Too large a state is an error all the
+    // same.
     ECHO_ASSIGN(PatchInfo info, inspect(patch, {.state_bytes_max = UINT64_MAX}));
     if (like) ECHO_TRY(check_tensors_match(info, like->view()));
     const DecodeOptions decode{.state_bytes_max = UINT64_MAX, .threads = options.threads, .progress = options.progress};
@@ -280,7 +285,7 @@ Result<PatchInfo> unpack_snapshot(std::span<const std::byte> patch, const Checkp
     ECHO_TRY(write_like(*like, target, info.result, options, [&](NewFiles& files) -> Status {
       for (std::size_t i = 0; i < state.size(); ++i) {
         ECHO_TRY(check_not_stopped(options));
-        ECHO_TRY(files.write(i, 0, state.bytes(i)));
+        ECHO_TRY(files.write(i, /*first_byte=*/0, state.bytes(i)));
       }
       return ok();
     }));

@@ -19,9 +19,6 @@ namespace echoline::delta {
 
 enum class PatchKind : std::uint8_t { kSnapshot = 1, kDelta = 2 };
 
-// The digests of each tensor's leaves (digest.hpp); tensors are in canonical order.
-using LeafDigests = std::vector<std::vector<Digest>>;
-
 // Receives the bytes of tensor data processed so far, of `total`. Called occasionally, by one of several threads at a
 // time.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
@@ -32,8 +29,8 @@ struct EncodeOptions {
   std::optional<Digest> base = std::nullopt;  // digest of the previous state, if known; otherwise computed
   Progress progress = nullptr;
   bool count_entropy = false;  // for deltas: sets PatchStats::entropy
-  // Receives the digests of the new state's leaves. For a delta with `base`, the caller may fill it with those of the
-  // previous state. Tensors that are the same memory in both states then count as unchanged and are not read.
+  // Receives the digests of the new state's leaves. For a delta with `base`, the caller may fill it with the previous
+  // state's digests. Tensors that are the same memory in both states then count as unchanged and are not read.
   LeafDigests* leaves = nullptr;
 };
 
@@ -87,7 +84,8 @@ struct PatchTensor {
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
-  // For small tensors that are coded together, the first one has the sums of all numbers below.
+  // If small tensors are coded together (a group), these numbers of the first one are the sums over all of them, and
+  // the other ones have no changes.
   std::uint64_t coded_tensors = 1, coded_elements = 0;  // of the group, or of this tensor alone
   std::uint64_t changed = 0;                            // in a fold, the sum over the folded deltas
   std::uint64_t payload_bytes = 0;

@@ -67,6 +67,7 @@ Result<PatchTensor> parse_table_entry(ByteReader& reader) {
   if (reader.failed() || dtype >= kAllDTypes.size() || rank > kRankMax)
     return corrupt("the tensor table is cut short or has an unknown element type or rank");
   tensor.dtype = static_cast<DType>(dtype);
+  // A dimension above int64 becomes negative, which tensor_bytes() refuses.
   for (unsigned i = 0; i < rank; ++i) tensor.shape.push_back(static_cast<std::int64_t>(reader.read_varint()));
   if (reader.failed()) return corrupt("the tensor table is cut short");
   const auto bytes = tensor_bytes(tensor.dtype, tensor.shape);
@@ -150,7 +151,9 @@ Status PatchParser::add_header(ByteSpan body) {
   const auto kind = reader.read_number<std::uint8_t>();
   const auto tensors = reader.read_number<std::uint32_t>();
   if (reader.failed()) return corrupt("the header is cut short");
-  if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
+  const bool is_known_kind =
+      kind == static_cast<std::uint8_t>(PatchKind::kSnapshot) || kind == static_cast<std::uint8_t>(PatchKind::kDelta);
+  if (!is_known_kind) return corrupt(fmt::format("unknown patch kind {}", kind));
   info.kind = static_cast<PatchKind>(kind);
   if (tensors > options_.tensors_max) return limit_error("tensors", tensors, options_.tensors_max);
   ECHO_ASSIGN(const Stream stream, read_stream(reader, /*raw_min=*/0, /*raw_max=*/UINT64_MAX));
@@ -165,6 +168,7 @@ Status PatchParser::add_header(ByteSpan body) {
     if (!info.tensors.empty() && tensor.name <= info.tensors.back().name)
       return corrupt("the tensor table is not in canonical order");
     const std::uint64_t bytes = tensor.elements * dtype_bytes(tensor.dtype);
+    // The state is within the limit so far, so the subtraction does not wrap.
     if (info.kind == PatchKind::kSnapshot && bytes > options_.state_bytes_max - info.state_bytes)
       return limit_error("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
     info.state_bytes += bytes;
@@ -185,7 +189,6 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool is_group) {
   const std::uint64_t bytes = tensor.elements * dtype_bytes(tensor.dtype);
   if (segment.index >= segment_count(bytes))
     return corrupt(fmt::format("tensor '{}' has no segment {}", tensor.name, segment.index));
-  // A group's last tensor counts, so that no later segment may lie in the group.
   const std::pair place(segment.tensor, segment.index);
   if (last_place_ && place <= *last_place_) return corrupt("the segments are not in order");
   std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(tensor.dtype);
@@ -218,6 +221,7 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool is_group) {
     tensor.coded_elements = elements;
   }
   tensor.payload_bytes += body.size();
+  // A group's last tensor counts, so that no later segment may lie in the group.
   last_place_ = std::pair(segment.tensor + segment.tensors - 1, segment.index);
   ++segment_count_;
   return segment;
@@ -244,12 +248,14 @@ Status PatchParser::check_trailer(ByteSpan body) {
   }
   if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
     return corrupt("the trailer and the segments disagree on the number of elements");
-  if (segments != segment_count_ || checksums_digest != digest_bytes(checksums_))
+  if (segments != segment_count_)
     return corrupt(fmt::format("the trailer promises {} segments, {} arrived", segments, segment_count_));
+  if (checksums_digest != digest_bytes(checksums_)) return corrupt("the trailer is of other segments than arrived");
+  if (info.kind == PatchKind::kDelta) return ok();
   std::uint64_t segments_expected = 0;
   for (const PatchTensor& tensor : info.tensors)
     segments_expected += segment_count(tensor.elements * dtype_bytes(tensor.dtype));
-  if (info.kind == PatchKind::kSnapshot && segments != segments_expected) return corrupt("the snapshot is incomplete");
+  if (segments != segments_expected) return corrupt("the snapshot is incomplete");
   return ok();
 }
 
@@ -267,9 +273,9 @@ Result<std::size_t> PatchParser::parse(ByteSpan bytes, std::vector<Segment>& seg
                                  kOldestVersion, kFormatVersion));
     magic_read_ = true;
   }
-  const auto read_bytes = [&] { return bytes.size() - reader.remaining().size(); };
-  std::size_t complete_bytes = read_bytes();
-  for (; !trailer_read_; complete_bytes = read_bytes()) {
+  const auto consumed_bytes = [&] { return bytes.size() - reader.remaining().size(); };
+  std::size_t complete_bytes = consumed_bytes();  // of the magic and of complete frames
+  for (; !trailer_read_; complete_bytes = consumed_bytes()) {
     ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, parsed_bytes_ + complete_bytes));
     if (!frame) break;
     const bool is_header = frame->type == kHeaderFrame;

@@ -68,7 +68,7 @@ class PatchParser {
   bool magic_read_ = false, header_read_ = false, trailer_read_ = false;
 };
 
-// The part of a tensor that a segment covers.
+// The part of a tensor that its segment number `index` covers; `index` is below segment_count().
 struct SegmentRange {
   std::uint64_t first_byte = 0;
   std::uint64_t byte_count = 0;

@@ -17,7 +17,7 @@ namespace {
 // The result of resolving a delta, beside its writes.
 struct Resolved {
   PatchInfo info;
-  std::vector<std::vector<Digest>> leaves;  // digests of the result's leaves (digest.hpp)
+  LeafDigests leaves;  // digests of the result's leaves (digest.hpp)
 };
 
 // Counts processed bytes and reports the sum to the caller, from one thread at a time.
@@ -49,11 +49,12 @@ struct OwnedSegment {
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
   Segment segment;
-  std::deque<ByteVector> payloads;
+  std::deque<ByteVector> payloads;  // a deque, because layers point to its elements
 };
 
-// Queues work(thread, segment) in `tasks` for each segment. The payloads are valid only during this call, so queued
-// segments are copies. If there are more segments than the queue holds, waits for all of them and copies none.
+// Queues work(thread, segment) in `tasks` for each segment. The payloads of `segments` need to live only during this
+// call: the queue has copies of them. If there are more segments than the queue holds, waits for all of them instead,
+// and copies none.
 template <class Work>
 Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Work&& work) {
   // The queue holds two segments per thread.
@@ -75,8 +76,7 @@ Status queue_segments(TaskPool& tasks, const std::vector<Segment>& segments, Wor
 class Resolver {
  public:
   // `leaves`: the digests of `state`; replaced by those of the result.
-  Resolver(unsigned threads, ProgressCounter& progress, const StateView& state,
-           std::vector<std::vector<Digest>>& leaves, WriteSink sink)
+  Resolver(unsigned threads, ProgressCounter& progress, const StateView& state, LeafDigests& leaves, WriteSink sink)
       : progress_(progress), state_(state), leaves_(leaves), sink_(std::move(sink)), tasks_(threads) {
     decoders_.resize(tasks_.threads());
   }
@@ -98,7 +98,7 @@ class Resolver {
   Status resolve(unsigned thread, const Segment& segment) {
     if (!decoders_[thread]) decoders_[thread] = std::make_unique<SegmentDecoder>();
     std::vector<TensorWrite> writes;
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0;  // of the segment's content
     ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *decoders_[thread], writes, bytes)
                                  : decode(segment, state_, leaves_, *decoders_[thread], writes, bytes));
     {
@@ -110,8 +110,8 @@ class Resolver {
   }
 
   // Decodes a segment. Adds its writes and the digests of changed leaves, and sets `bytes` to its size.
-  static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
-                       SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
+  static Status decode(const Segment& segment, const StateView& state, LeafDigests& leaves, SegmentDecoder& decoder,
+                       std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto tensor = static_cast<std::size_t>(segment.tensor);
     const auto [first, count] = segment_range(state[tensor].bytes.size(), segment.index);
     bytes = count;
@@ -130,11 +130,12 @@ class Resolver {
   }
 
   // Does the same for a group of small tensors. Each changed tensor gets its own write.
-  static Status decode_group(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
+  static Status decode_group(const Segment& segment, const StateView& state, LeafDigests& leaves,
                              SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto first = static_cast<std::size_t>(segment.tensor);
     const auto tensors = std::span(state).subspan(first, static_cast<std::size_t>(segment.tensors));
-    const std::size_t element_bytes = dtype_bytes(tensors.front().dtype);
+    const std::size_t element_bytes = dtype_bytes(tensors.front().dtype);  // all tensors of a group have one type
+    bytes = 0;
     for (const TensorView& tensor : tensors) bytes += tensor.bytes.size();
     auto replacement = std::make_shared<Replacement>();
     struct ChangedTensor {
@@ -169,7 +170,7 @@ class Resolver {
 
   ProgressCounter& progress_;
   const StateView& state_;
-  std::vector<std::vector<Digest>>& leaves_;
+  LeafDigests& leaves_;
   const WriteSink sink_;
   std::mutex mutex_;  // for `sink_`
   std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
@@ -186,7 +187,7 @@ Error snapshot_error() {
   return fail(Code::kInvalid, "apply delta", "this patch is a snapshot; it replaces a state, it does not apply to one");
 }
 
-Status check_result(const StateView& state, const std::vector<std::vector<Digest>>& leaves, const PatchInfo& info) {
+Status check_result(const StateView& state, const LeafDigests& leaves, const PatchInfo& info) {
   if (const Digest actual = state_digest_of_leaves(state, leaves); actual != info.result)
     return fail(Code::kCorrupt, "apply delta",
                 "the result would have digest {}, the patch promised {}; the state was left as it was", actual.hex(),
@@ -195,8 +196,7 @@ Status check_result(const StateView& state, const std::vector<std::vector<Digest
 }
 
 // Writes the new values, and caches the digests of the result.
-void write_to_state(OwnedState& state, const std::vector<TensorWrite>& writes, std::vector<std::vector<Digest>> leaves,
-                    unsigned threads) {
+void write_to_state(OwnedState& state, const std::vector<TensorWrite>& writes, LeafDigests leaves, unsigned threads) {
   for_each_parallel(writes.size(), threads, [&](unsigned, std::size_t i) {
     const TensorWrite& write = writes[i];
     write.write_to(StateWriter::memory(state, write.tensor).subspan(write.first_byte, write.byte_count));
@@ -205,8 +205,8 @@ void write_to_state(OwnedState& state, const std::vector<TensorWrite>& writes, s
 }
 
 // `leaves`: the digests of `state`, which is canonical.
-Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std::vector<Digest>> leaves,
-                         const WriteSink& sink, const DecodeOptions& options) {
+Result<Resolved> resolve(ByteSpan patch, const StateView& state, LeafDigests leaves, const WriteSink& sink,
+                         const DecodeOptions& options) {
   ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
   const PatchInfo& info = parsed.info;
   if (info.kind != PatchKind::kDelta) return snapshot_error();
@@ -247,7 +247,7 @@ class SegmentStream {
       return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(),
                   failed_ ? "error" : "trailer");
     added_bytes_ += bytes.size();
-    failed_ = true;  // reset at the end, on success
+    failed_ = true;  // every early return is an error; reset at the end
     const auto parse_and_resolve = [&](ByteSpan from) -> Result<std::size_t> {
       std::vector<Segment> segments;
       ECHO_ASSIGN(const std::size_t parsed_bytes, parser_.parse(from, segments));
@@ -285,7 +285,7 @@ class SegmentStream {
   PatchParser parser_;
   ByteVector incomplete_frame_;  // the bytes after the last complete frame (a checksummed part of a patch)
   std::uint64_t added_bytes_ = 0;
-  bool failed_ = false;  // after an error, and after check_complete()
+  bool failed_ = false;  // an error occurred, or check_complete() was called; no call is allowed then
 };
 
 }  // namespace
@@ -354,6 +354,7 @@ struct IncomingDelta::Impl {
   Result<std::vector<TensorWrite>> apply() {
     ECHO_TRY(resolver.finish());
     ECHO_TRY(incoming.check_complete());
+    // A patch states its base at its end.
     if (base != *incoming.info().base) return stale_error(base, *incoming.info().base);
     ECHO_TRY(check_result(view, leaves, incoming.info()));
     if (state) write_to_state(*state, writes, std::move(leaves), options.threads);
@@ -366,8 +367,8 @@ struct IncomingDelta::Impl {
   SegmentStream incoming;
   ProgressCounter progress;
   bool has_begun = false;
-  std::vector<std::vector<Digest>> leaves;  // digests of the state's leaves; of changed ones, of the result's
-  Digest base;                              // of the state before
+  LeafDigests leaves;  // of the state; leaves of decoded segments already have the result's digests
+  Digest base;         // of the state before
   std::vector<TensorWrite> writes;
   Resolver resolver;  // last, so that its threads end before the members they use
 };
@@ -375,7 +376,7 @@ struct IncomingDelta::Impl {
 IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
     : impl_(std::make_unique<Impl>(&state, state.view(), options)) {}
 IncomingDelta::IncomingDelta(StateView state, const DecodeOptions& options)
-    : impl_(std::make_unique<Impl>(nullptr, std::move(state), options)) {}
+    : impl_(std::make_unique<Impl>(/*owned_state=*/nullptr, std::move(state), options)) {}
 IncomingDelta::~IncomingDelta() = default;
 IncomingDelta::IncomingDelta(IncomingDelta&&) noexcept = default;
 IncomingDelta& IncomingDelta::operator=(IncomingDelta&&) noexcept = default;
@@ -408,7 +409,7 @@ struct IncomingSnapshot::Impl {
     for (const PatchTensor& tensor : info.tensors)
       like.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .bytes = {}});
     ECHO_ASSIGN(state, options.make_state ? options.make_state(like) : OwnedState::empty_like(like));
-    leaves = empty_leaf_digests(state->view());
+    leaves = zeroed_leaf_digests(state->view());
     progress.emplace(options.progress, info.state_bytes);
     return ok();
   }
@@ -440,7 +441,7 @@ struct IncomingSnapshot::Impl {
   const DecodeOptions options;
   SegmentStream incoming;
   std::optional<OwnedState> state;  // set after the header
-  std::vector<std::vector<Digest>> leaves;
+  LeafDigests leaves;
   std::optional<ProgressCounter> progress;
   TaskPool tasks;  // last, so that its threads end before the members they use
 };

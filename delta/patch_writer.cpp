@@ -16,20 +16,20 @@
 namespace echoline::delta {
 namespace {
 
-// A segment to code, or in a group, one of its tensors.
-struct SegmentTask {
+// The part of a tensor that a segment codes. A group (small tensors coded as one segment) has one for each tensor.
+struct TensorPart {
   std::size_t tensor = 0;
-  std::uint64_t index = 0;  // within the tensor
+  std::uint64_t index = 0;  // of the segment within the tensor
   SegmentRange range;
 };
 
-// A task for each segment of each tensor, in order.
-std::vector<SegmentTask> segment_tasks(const StateView& state) {
-  std::vector<SegmentTask> tasks;
+// All tensors, in order, cut into parts of the size of a segment.
+std::vector<TensorPart> tensor_parts(const StateView& state) {
+  std::vector<TensorPart> parts;
   for (std::size_t tensor = 0; tensor < state.size(); ++tensor)
     for (std::uint64_t i = 0; i < segment_count(state[tensor].bytes.size()); ++i)
-      tasks.push_back({.tensor = tensor, .index = i, .range = segment_range(state[tensor].bytes.size(), i)});
-  return tasks;
+      parts.push_back({.tensor = tensor, .index = i, .range = segment_range(state[tensor].bytes.size(), i)});
+  return parts;
 }
 
 SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
@@ -38,48 +38,48 @@ SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
           .row_elements = tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
 }
 
-// Adjacent tasks that one thread does: a segment, or the tensors of a group (small tensors coded as one segment).
-struct TaskGroup {
-  std::span<const SegmentTask> tasks;
+// A segment to code, by one thread: one part of a tensor, or the tensors of a group.
+struct PlannedSegment {
+  std::span<const TensorPart> parts;
   std::uint64_t bytes = 0;
 };
-std::vector<TaskGroup> one_group_per_task(const std::vector<SegmentTask>& tasks) {
-  std::vector<TaskGroup> groups;
-  for (const SegmentTask& task : tasks) groups.push_back({.tasks = {&task, 1}, .bytes = task.range.byte_count});
-  return groups;
+std::vector<PlannedSegment> one_segment_per_part(const std::vector<TensorPart>& parts) {
+  std::vector<PlannedSegment> planned;
+  for (const TensorPart& part : parts) planned.push_back({.parts = {&part, 1}, .bytes = part.range.byte_count});
+  return planned;
 }
 // Groups small adjacent tensors of one type, which are coded together. A mixture of experts has thousands of them, and
 // a segment's fixed cost would be most of their time and bytes. Groups depend on the tensors only, so that patches
 // between versions of a model can be folded.
-std::vector<TaskGroup> group_small_tensors(const std::vector<SegmentTask>& tasks, const StateView& state) {
-  std::vector<TaskGroup> groups;
-  for (const SegmentTask& task : tasks) {
-    const std::uint64_t bytes = task.range.byte_count;
-    const auto is_small = [&](const SegmentTask& candidate) {
+std::vector<PlannedSegment> group_small_tensors(const std::vector<TensorPart>& parts, const StateView& state) {
+  std::vector<PlannedSegment> planned;
+  for (const TensorPart& part : parts) {
+    const std::uint64_t bytes = part.range.byte_count;
+    const auto is_small = [&](const TensorPart& candidate) {
       return state[candidate.tensor].bytes.size() <= kGroupedBytes;
     };
-    if (!groups.empty() && is_small(task)) {
-      TaskGroup& group = groups.back();
-      const SegmentTask& previous = group.tasks.back();
-      const bool is_adjacent = previous.tensor + 1 == task.tensor;
-      const bool has_same_type = state[previous.tensor].dtype == state[task.tensor].dtype;
+    if (!planned.empty() && is_small(part)) {
+      PlannedSegment& group = planned.back();
+      const TensorPart& previous = group.parts.back();
+      // An empty tensor has no part, so the tensors of two parts need not be adjacent.
+      const bool is_adjacent = previous.tensor + 1 == part.tensor;
+      const bool has_same_type = state[previous.tensor].dtype == state[part.tensor].dtype;
       if (is_small(previous) && is_adjacent && has_same_type && group.bytes + bytes <= kSegmentBytes) {
-        group.tasks = {group.tasks.data(), group.tasks.size() + 1};  // tasks are adjacent in memory too
+        group.parts = {group.parts.data(), group.parts.size() + 1};  // parts are adjacent in memory too
         group.bytes += bytes;
         continue;
       }
     }
-    groups.push_back({.tasks = {&task, 1}, .bytes = bytes});
+    planned.push_back({.parts = {&part, 1}, .bytes = bytes});
   }
-  return groups;
+  return planned;
 }
 
-// A coded segment. It has a layer (coded changes) for each delta that it holds, and so one if it is no fold. The
-// payloads are in the encoder's memory until copy_payloads(). A segment without layers is not written, because nothing
-// changes in it.
+// A coded segment. It has one layer (coded changes), or in a fold one for each folded delta. The payloads are in the
+// encoder's memory until copy_payloads(). A segment without layers is not written, because nothing changes in it.
 struct CodedSegment {
   Segment segment;
-  std::deque<ByteVector> payloads;
+  std::deque<ByteVector> payloads;  // a deque, because layers point to its elements
   void copy_payloads() {
     for (Layer& layer : segment.layers)
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
@@ -93,8 +93,8 @@ class OrderedWriter {
   OrderedWriter(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
       : writer_(writer), total_bytes_(total_bytes), progress_(progress) {}
 
-  // Waits until `index` is close to the written position. False if another thread has failed.
-  bool wait_for_turn(std::size_t index, unsigned threads) {
+  // Waits until segment `index` is close to the next one to write. False if another thread has failed.
+  bool wait_until_near(std::size_t index, unsigned threads) {
     std::unique_lock lock(mutex_);
     // Two segments per thread: the one in work, and one that waits for its turn.
     wake_.wait(lock, [&] { return error_ || index < next_index_ + 2 * threads; });
@@ -126,6 +126,7 @@ class OrderedWriter {
     CodedSegment coded;
     std::uint64_t bytes = 0;
   };
+  // The callers of these two hold the mutex.
   void fail_with(Error error) {
     if (!error_) error_ = std::move(error);
     wake_.notify_all();
@@ -148,20 +149,20 @@ class OrderedWriter {
   std::optional<Error> error_;
 };
 
-// Runs work(worker, tasks) -> Result<CodedSegment> for every group on several threads; `make_worker` makes each
-// thread's own state.
+// Runs work(worker, parts) -> Result<CodedSegment> for every planned segment, on several threads. `make_worker` makes
+// each thread's own state.
 template <class MakeWorker, class Work>
-Status encode_groups(const std::vector<TaskGroup>& groups, unsigned threads, OrderedWriter& ordered_writer,
-                     MakeWorker&& make_worker, Work&& work) {
+Status encode_segments(const std::vector<PlannedSegment>& planned, unsigned threads, OrderedWriter& ordered_writer,
+                       MakeWorker&& make_worker, Work&& work) {
   threads = std::clamp(threads, 1u, 256u);
   std::vector<decltype(make_worker())> workers(threads);
-  for_each_parallel(groups.size(), threads, [&](unsigned thread, std::size_t i) {
-    if (!ordered_writer.wait_for_turn(i, threads)) return;
+  for_each_parallel(planned.size(), threads, [&](unsigned thread, std::size_t i) {
+    if (!ordered_writer.wait_until_near(i, threads)) return;
     try {
       if (!workers[thread]) workers[thread] = make_worker();
-      Result<CodedSegment> coded = work(*workers[thread], groups[i].tasks);
+      Result<CodedSegment> coded = work(*workers[thread], planned[i].parts);
       if (coded) {
-        ordered_writer.add(i, groups[i].bytes, *std::move(coded));
+        ordered_writer.add(i, planned[i].bytes, *std::move(coded));
       } else {
         ordered_writer.stop(std::move(coded).error());
       }
@@ -187,58 +188,60 @@ struct DeltaWorker {
   EntropyCounter* entropy = nullptr;  // this thread's counter; absent if the caller wants no entropy
 };
 
-// The bytes of a group's only task, or of all its tensors.
-Content content_of(std::span<const SegmentTask> group, const StateView& state) {
-  const SegmentTask& first = group.front();
-  if (group.size() == 1) return state[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
+// The content of a segment with these parts.
+Content content_of(std::span<const TensorPart> parts, const StateView& state) {
+  const TensorPart& first = parts.front();
+  if (parts.size() == 1) return state[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
   std::vector<ByteSpan> pieces;
-  for (const SegmentTask& task : group) pieces.push_back(state[task.tensor].bytes);
+  for (const TensorPart& part : parts) pieces.push_back(state[part.tensor].bytes);  // a group has whole tensors
   return Content(std::move(pieces));
 }
 // Hashes leaves (digest.hpp) after the encoder has read them, because their memory is then in the cache. In a group,
 // hashes each tensor once all of it was read.
 class LeafDigester {
  public:
-  LeafDigester(std::span<const SegmentTask> group, const StateView& state, std::vector<std::vector<Digest>>& leaves)
-      : group_(group), state_(state), leaves_(leaves) {}
+  LeafDigester(std::span<const TensorPart> parts, const StateView& state, LeafDigests& leaves)
+      : parts_(parts), state_(state), leaves_(leaves) {}
+  // `first_byte`: of the leaf within the segment. Called for all leaves in order.
   void on_leaf_read(std::size_t first_byte, std::size_t bytes) {
-    const SegmentTask& first = group_.front();
-    if (group_.size() == 1) {
-      const std::size_t leaf = first.range.first_byte + first_byte;
-      leaves_[first.tensor][leaf / kLeafBytes] = digest_bytes(state_[first.tensor].bytes.subspan(leaf, bytes));
+    const TensorPart& first = parts_.front();
+    if (parts_.size() == 1) {
+      const std::size_t leaf_begin = first.range.first_byte + first_byte;  // within the tensor
+      leaves_[first.tensor][leaf_begin / kLeafBytes] =
+          digest_bytes(state_[first.tensor].bytes.subspan(leaf_begin, bytes));
       return;
     }
-    for (; next_tensor_ < group_.size(); ++next_tensor_) {
-      const SegmentTask& task = group_[next_tensor_];
-      const bool was_read = bytes_before_ + task.range.byte_count <= first_byte + bytes;
+    for (; next_part_ < parts_.size(); ++next_part_) {
+      const TensorPart& part = parts_[next_part_];
+      const bool was_read = bytes_before_ + part.range.byte_count <= first_byte + bytes;
       if (!was_read) break;
-      bytes_before_ += task.range.byte_count;
-      digest_leaves(state_[task.tensor].bytes, leaves_[task.tensor].data());
+      bytes_before_ += part.range.byte_count;
+      digest_leaves(state_[part.tensor].bytes, leaves_[part.tensor].data());
     }
   }
 
  private:
-  const std::span<const SegmentTask> group_;
+  const std::span<const TensorPart> parts_;
   const StateView& state_;
-  std::vector<std::vector<Digest>>& leaves_;
-  std::size_t next_tensor_ = 0;   // in the group: the first tensor that is not hashed yet
+  LeafDigests& leaves_;
+  std::size_t next_part_ = 0;     // in a group: the first tensor that is not hashed yet
   std::size_t bytes_before_ = 0;  // of the group's tensors before that one
 };
 
-// The place of a group's segment. Its rows are known only if all tensors have rows of one length.
-SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state) {
-  SegmentPlace place = place_of(state[group.front().tensor], group.front().range.first_byte);
-  for (const SegmentTask& task : group)
-    if (place_of(state[task.tensor], 0).row_elements != place.row_elements) place.row_elements = 0;
+// The place of a segment with these parts. The rows of a group are known only if all tensors have rows of one length.
+SegmentPlace place_of(std::span<const TensorPart> parts, const StateView& state) {
+  SegmentPlace place = place_of(state[parts.front().tensor], parts.front().range.first_byte);
+  for (const TensorPart& part : parts)
+    if (place_of(state[part.tensor], /*first_byte=*/0).row_elements != place.row_elements) place.row_elements = 0;
   return place;
 }
 
-// A segment of the group's tensors, without layers.
-CodedSegment empty_segment(std::span<const SegmentTask> group) {
+// A segment with these parts, without layers.
+CodedSegment empty_segment(std::span<const TensorPart> parts) {
   CodedSegment coded;
-  coded.segment.tensor = group.front().tensor;
-  coded.segment.index = group.front().index;
-  coded.segment.tensors = group.size();
+  coded.segment.tensor = parts.front().tensor;
+  coded.segment.index = parts.front().index;
+  coded.segment.tensors = parts.size();
   return coded;
 }
 
@@ -252,45 +255,45 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
   OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
   // With a known base digest, the old state is not hashed. (A leaf is a part of 64 KiB of a tensor, with a digest of
   // its own.)
-  auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : empty_leaf_digests(prev);
-  auto cur_leaves = empty_leaf_digests(cur);
+  LeafDigests prev_leaves = options.base ? LeafDigests() : zeroed_leaf_digests(prev);
+  LeafDigests cur_leaves = zeroed_leaf_digests(cur);
   const LeafDigests known_leaves = options.leaves ? std::move(*options.leaves) : LeafDigests();
   const bool knows_leaves = options.base && known_leaves.size() == cur.size();
   // A caller that knows a tensor to be unchanged passes the same memory on both sides. Its digests can be taken over if
   // the caller also passed them.
-  const auto is_unchanged = [&](const SegmentTask& task) {
-    const TensorView& tensor = cur[task.tensor];
-    return knows_leaves && prev[task.tensor].bytes.data() == tensor.bytes.data() &&
-           known_leaves[task.tensor].size() == leaf_count(tensor.bytes.size());
+  const auto is_unchanged = [&](const TensorPart& part) {
+    const TensorView& tensor = cur[part.tensor];
+    return knows_leaves && prev[part.tensor].bytes.data() == tensor.bytes.data() &&
+           known_leaves[part.tensor].size() == leaf_count(tensor.bytes.size());
   };
   std::mutex mutex;  // for `counters`
   std::deque<EntropyCounter> counters;
-  const std::vector<SegmentTask> tasks = segment_tasks(cur);
-  ECHO_TRY(encode_groups(
-      group_small_tensors(tasks, cur), options.threads, ordered_writer,
+  const std::vector<TensorPart> all_parts = tensor_parts(cur);
+  ECHO_TRY(encode_segments(
+      group_small_tensors(all_parts, cur), options.threads, ordered_writer,
       [&] {
         auto worker = std::make_unique<DeltaWorker>(options.table_zstd_level);
         const std::lock_guard lock(mutex);
         if (options.count_entropy) worker->entropy = &counters.emplace_back();
         return worker;
       },
-      [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
-        if (std::all_of(group.begin(), group.end(), is_unchanged)) {
+      [&](DeltaWorker& worker, std::span<const TensorPart> parts) -> Result<CodedSegment> {
+        if (std::all_of(parts.begin(), parts.end(), is_unchanged)) {
           // Takes over the known digests, so that these bytes are not even read.
-          for (const SegmentTask& task : group) {
-            const auto first_leaf = static_cast<std::ptrdiff_t>(task.range.first_byte / kLeafBytes);
-            std::copy_n(known_leaves[task.tensor].begin() + first_leaf, leaf_count(task.range.byte_count),
-                        cur_leaves[task.tensor].begin() + first_leaf);
+          for (const TensorPart& part : parts) {
+            const auto first_leaf = static_cast<std::ptrdiff_t>(part.range.first_byte / kLeafBytes);
+            std::copy_n(known_leaves[part.tensor].begin() + first_leaf, leaf_count(part.range.byte_count),
+                        cur_leaves[part.tensor].begin() + first_leaf);
           }
-          return empty_segment(group);
+          return empty_segment(parts);
         }
-        LeafDigester old_leaves(group, prev, prev_leaves), new_leaves(group, cur, cur_leaves);
+        LeafDigester old_leaves(parts, prev, prev_leaves), new_leaves(parts, cur, cur_leaves);
         const auto leaf_read = [&](std::size_t first_byte, std::size_t bytes) {
           if (!options.base) old_leaves.on_leaf_read(first_byte, bytes);
           new_leaves.on_leaf_read(first_byte, bytes);
         };
-        CodedSegment coded = empty_segment(group);
-        if (auto layer = worker.encoder.encode(content_of(group, prev), content_of(group, cur), place_of(group, cur),
+        CodedSegment coded = empty_segment(parts);
+        if (auto layer = worker.encoder.encode(content_of(parts, prev), content_of(parts, cur), place_of(parts, cur),
                                                leaf_read, worker.entropy))
           coded.segment.layers.push_back(*layer);
         return coded;
@@ -315,17 +318,17 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.table_zstd_level));
   OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
-  auto leaves = empty_leaf_digests(cur);
-  const std::vector<SegmentTask> tasks = segment_tasks(cur);
-  ECHO_TRY(encode_groups(
-      one_group_per_task(tasks), options.threads, ordered_writer,
+  auto leaves = zeroed_leaf_digests(cur);
+  const std::vector<TensorPart> all_parts = tensor_parts(cur);
+  ECHO_TRY(encode_segments(
+      one_segment_per_part(all_parts), options.threads, ordered_writer,
       [&] { return std::make_unique<SegmentEncoder>(options.table_zstd_level); },
-      [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegment> {
-        const SegmentTask& task = group.front();
-        const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
-        digest_leaves(content, leaves[task.tensor].data() + task.range.first_byte / kLeafBytes);
-        CodedSegment coded = empty_segment(group);
-        coded.segment.layers.push_back(encoder.encode_whole(content, cur[task.tensor].dtype));
+      [&](SegmentEncoder& encoder, std::span<const TensorPart> parts) -> Result<CodedSegment> {
+        const TensorPart& part = parts.front();  // the only one
+        const ByteSpan content = cur[part.tensor].bytes.subspan(part.range.first_byte, part.range.byte_count);
+        digest_leaves(content, leaves[part.tensor].data() + part.range.first_byte / kLeafBytes);
+        CodedSegment coded = empty_segment(parts);
+        coded.segment.layers.push_back(encoder.encode_whole(content, cur[part.tensor].dtype));
         return coded;
       }));
   stats.result = state_digest_of_leaves(cur, leaves);
@@ -344,6 +347,7 @@ StateView layout_of(const PatchInfo& info) {
   return layout;
 }
 
+// `index`: of `after`, from 0.
 Status check_follows(const PatchInfo& before, const PatchInfo& after, std::size_t index) {
   if (after.kind != PatchKind::kDelta)
     return fail(Code::kInvalid, "fold deltas", "patch {} is a snapshot; deltas alone can be folded", index + 1);
@@ -454,51 +458,53 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", actual.hex(),
                 info.base->hex());
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
-  std::vector<SegmentTask> tasks;  // one per segment, and in groups one per tensor
+  std::vector<TensorPart> all_parts;  // one per segment, and in groups one per tensor
   for (const Segment& segment : segments)
     for (std::uint64_t i = 0; i < segment.tensors; ++i) {
       const auto tensor = static_cast<std::size_t>(segment.tensor + i);
-      tasks.push_back(
+      all_parts.push_back(
           {.tensor = tensor, .index = segment.index, .range = segment_range(base[tensor].bytes.size(), segment.index)});
     }
-  std::vector<TaskGroup> groups;
-  for (std::size_t first = 0; const Segment& segment : segments) {
-    TaskGroup group{.tasks = std::span(tasks).subspan(first, static_cast<std::size_t>(segment.tensors))};
-    for (const SegmentTask& task : group.tasks) group.bytes += task.range.byte_count;
-    groups.push_back(group);
-    first += group.tasks.size();
+  std::vector<PlannedSegment> all_planned;
+  for (std::size_t first_part = 0; const Segment& segment : segments) {
+    PlannedSegment planned{.parts =
+                               std::span(all_parts).subspan(first_part, static_cast<std::size_t>(segment.tensors))};
+    for (const TensorPart& part : planned.parts) planned.bytes += part.range.byte_count;
+    all_planned.push_back(planned);
+    first_part += planned.parts.size();
   }
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.table_zstd_level));
   OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
-  ECHO_TRY(encode_groups(
-      groups, options.threads, ordered_writer, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
-      [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
-        const SegmentTask& task = group.front();
+  ECHO_TRY(encode_segments(
+      all_planned, options.threads, ordered_writer,
+      [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
+      [&](FoldWorker& worker, std::span<const TensorPart> parts) -> Result<CodedSegment> {
+        const TensorPart& first = parts.front();
+        // `segments` are sorted by tensor and index, and each is a planned segment.
         const auto segment =
-            std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
+            std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{first.tensor}, first.index),
                              [](const Segment& candidate, const auto& key) {
                                return std::pair(candidate.tensor, candidate.index) < key;
                              });
-        const TensorView& tensor = base[task.tensor];
-        const bool is_single = group.size() == 1;
-        const ByteSpan old = content_of(group, base).all_bytes(worker.base_scratch);
+        const TensorView& tensor = base[first.tensor];
+        const bool is_group = parts.size() > 1;
+        const ByteSpan old = content_of(parts, base).all_bytes(worker.base_scratch);
         // The leaves of a group are hashed below, tensor by tensor.
-        Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
-        ECHO_TRY(
-            worker.decoder.decode(*segment, old, tensor.dtype, worker.replacement, is_single ? new_leaves : nullptr));
+        Digest* new_leaves = is_group ? nullptr : leaves[first.tensor].data() + first.range.first_byte / kLeafBytes;
+        ECHO_TRY(worker.decoder.decode(*segment, old, tensor.dtype, worker.replacement, new_leaves));
         worker.content.assign(old.begin(), old.end());
         write_values(worker.replacement.whole, worker.replacement.positions, worker.replacement.values,
                      dtype_bytes(tensor.dtype), worker.content);
-        if (!is_single) {
+        if (is_group) {
           ByteSpan remaining = worker.content;
-          for (const SegmentTask& member : group) {
-            digest_leaves(remaining.first(member.range.byte_count), leaves[member.tensor].data());
-            remaining = remaining.subspan(member.range.byte_count);
+          for (const TensorPart& part : parts) {
+            digest_leaves(remaining.first(part.range.byte_count), leaves[part.tensor].data());
+            remaining = remaining.subspan(part.range.byte_count);
           }
         }
-        CodedSegment coded = empty_segment(group);
-        if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(group, base), /*leaf_read=*/{},
+        CodedSegment coded = empty_segment(parts);
+        if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(parts, base), /*leaf_read=*/{},
                                                /*entropy=*/nullptr))
           coded.segment.layers.push_back(*layer);
         return coded;
@@ -542,7 +548,7 @@ Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patch
     if (patches.empty()) return fail(Code::kInvalid, "fold deltas", "expected at least one delta");
     std::vector<ParsedPatch> parsed;
     for (std::size_t i = 0; i < patches.size(); ++i) {
-      auto patch = parse_patch(patches[i], {});
+      auto patch = parse_patch(patches[i], /*options=*/{});
       if (!patch) return fail(patch.error().code, "fold deltas", "patch {}: {}", i + 1, patch.error().detail);
       // The first patch has none before it and is compared with itself.
       ECHO_TRY(check_follows(parsed.empty() ? patch->info : parsed.back().info, patch->info, i));

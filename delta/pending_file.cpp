@@ -53,7 +53,7 @@ PendingFile::PendingFile(const std::filesystem::path& path, std::string_view ope
     : path_(path),
       operation_(operation),
       temporary_path_((folder_of(path) / ("." + path.filename().string() + ".XXXXXX")).string()),
-      fd_(::mkostemp(temporary_path_.data(), O_CLOEXEC)) {
+      fd_(::mkostemp(temporary_path_.data(), O_CLOEXEC)) {  // replaces the X in the path
   if (fd_.get() < 0) create_error_ = os_error(operation, path);
 }
 
@@ -68,6 +68,7 @@ Status PendingFile::write(std::span<const std::byte> bytes) {
 
 Status PendingFile::commit() {
   if (create_error_) return *create_error_;
+  // mkostemp() made a file that only the owner can read.
   if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 ||
       ::rename(temporary_path_.c_str(), path_.c_str()) != 0)
     return os_error(operation_, path_);

@@ -19,6 +19,7 @@ Status sync_folder(const std::filesystem::path& folder);
 // Writes all of `bytes`, in as many calls as needed; errors name `path`.
 Status write_all(int fd, std::span<const std::byte> bytes, std::string_view operation,
                  const std::filesystem::path& path);
+// The same, from `offset` of the file on.
 Status write_all_at(int fd, std::span<const std::byte> bytes, std::uint64_t offset, std::string_view operation,
                     const std::filesystem::path& path);
 

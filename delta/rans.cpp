@@ -203,8 +203,8 @@ bool read_small_frequencies(BitReader& reader, SmallFrequencies& table) {
   for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     table[i] = 0;
     if ((symbol_mask >> i & 1) == 0) continue;
-    const auto length = static_cast<unsigned>(get_bits(reader, 3));
-    table[i] = static_cast<std::uint16_t>(1u << length | get_bits(reader, length));
+    const auto low_bit_count = static_cast<unsigned>(get_bits(reader, 3));  // bits below the highest one
+    table[i] = static_cast<std::uint16_t>(1u << low_bit_count | get_bits(reader, low_bit_count));
     if (table[i] >= slots_left) return false;
     slots_left -= table[i];
   }
@@ -294,7 +294,7 @@ void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   for (auto run = runs.rbegin(); run != runs.rend(); ++run)
     for (std::size_t i = run->symbols.size(); i-- > 0;)
       // rans_put() returns whether it wrote a word before `begin`: 0 or 1 words.
-      begin -= rans_put(states[i % kRansStates], run->codes[run->symbols[i]], begin - 1);
+      begin -= rans_put(states[i % kRansStates], run->encode_table[run->symbols[i]], begin - 1);
   put_stream(states, begin, end, out);
 }
 
@@ -320,11 +320,12 @@ bool rans_open(ByteSpan bytes, ManyStateRansReader& reader) {
 }
 
 bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader) {
-  if (bytes.size() < 2 * state_count) return false;
-  std::memcpy(reader.state, bytes.data(), 2 * state_count);
+  const std::size_t states_bytes = state_count * sizeof(std::uint16_t);
+  if (bytes.size() < states_bytes) return false;
+  std::memcpy(reader.state, bytes.data(), states_bytes);
   reader.state_count = state_count;
-  reader.bytes = bytes.data() + 2 * state_count;
-  reader.byte_count = bytes.size() - 2 * state_count;
+  reader.bytes = bytes.data() + states_bytes;
+  reader.byte_count = bytes.size() - states_bytes;
   reader.byte_index = 0;
   return std::ranges::all_of(std::span(reader.state, state_count),
                              [](std::uint16_t state) { return state >= kSmallFloor; });

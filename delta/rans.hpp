@@ -49,11 +49,10 @@ bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
 void fill_small_encode_table(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
 void fill_small_decode_table(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 
-// A run of symbols: its first symbol uses the first state, the others use the states in turn. codes[s] encodes symbol
-// s.
+// A run of symbols: its first symbol uses the first state, the others use the states in turn.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
-  const RansCode* codes = nullptr;
+  const RansCode* encode_table = nullptr;  // by symbol
 };
 
 // Keeps its working memory between calls.
@@ -61,8 +60,8 @@ class RansWriter {
  public:
   // Appends the kRansStates final states (block.hpp), then the 16-bit words that they output before.
   void write(std::span<const RansRun> runs, ByteVector& out);
-  // Appends `state_count` final states, then the bytes that they output before, of small symbols. Run r is the next
-  // run_lengths[r] symbols.
+  // The same for small symbols: appends `state_count` final states, then the bytes that they output before. `symbols`
+  // are the runs, one after another; run r has run_lengths[r] symbols.
   void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> run_lengths, std::uint32_t range_count,
                    const SmallCodes& codes, std::uint32_t state_count, ByteVector& out);
 
@@ -72,7 +71,7 @@ class RansWriter {
   RawVector<std::byte> buffer_;
 };
 
-// Begin to read. False if `bytes` are too few for the states, or a state is out of range.
+// These begin to read a stream. False if `bytes` are too few for the states, or a state is out of range.
 bool rans_open(ByteSpan bytes, RansReader& reader);
 bool rans_open(ByteSpan bytes, ManyStateRansReader& reader);
 bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader);

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::size_t kHugePageBytes = 2u << 20, kPoolBytesMax = 64u << 20;
 
-// Rounds up to a multiple of an eighth of the largest power of two in `bytes`, so that kept memory serves requests of
-// similar size. Requires at least 8 bytes, because the step would otherwise be 0.
+// Rounds up to a multiple of an eighth of the largest power of two that is at most `bytes`, so that kept memory serves
+// requests of similar size. Requires at least 8 bytes, because the step would otherwise be 0.
 std::size_t rounded_up(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -22,11 +22,11 @@ std::size_t rounded_up(std::size_t bytes) {
 struct Pool {
   struct Block {
     void* memory = nullptr;
-    std::size_t bytes = 0;  // rounded up
+    std::size_t bytes = 0;  // a result of rounded_up()
   };
   std::mutex mutex;
   std::array<Block, 256> blocks;           // the first block_count of them are kept
-  std::size_t block_count = 0, bytes = 0;  // of all kept blocks
+  std::size_t block_count = 0, bytes = 0;  // number and total size of the kept blocks
 };
 
 Pool& pool() {

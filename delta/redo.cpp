@@ -20,7 +20,7 @@ constexpr std::uint64_t kWindowBytes = 8u << 20;    // of a file or tensor, in m
 constexpr std::uint64_t kRangeBytesMax = 1u << 20;  // most bytes of one write to a file
 static_assert(kWindowBytes % kLeafBytes == 0);
 
-unsigned thread_count(const ApplyOptions& options) { return std::clamp(options.threads, 1u, 256u); }
+unsigned clamped_threads(unsigned threads) { return std::clamp(threads, 1u, 256u); }
 
 Status read_all_at(int fd, std::span<std::byte> bytes, std::uint64_t offset, const std::filesystem::path& path) {
   while (!bytes.empty()) {
@@ -43,14 +43,12 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     std::uint64_t first_byte;  // within the tensor
   };
   std::vector<Window> windows;
-  std::vector<std::vector<Digest>> leaves(state.size());
-  for (std::size_t i = 0; i < state.size(); ++i) {
-    leaves[i].resize(leaf_count(state[i].bytes.size()));
+  LeafDigests leaves = zeroed_leaf_digests(state);
+  for (std::size_t i = 0; i < state.size(); ++i)
     for (std::uint64_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kWindowBytes)
       windows.push_back({.tensor = i, .first_byte = first_byte});
-  }
   std::atomic<std::uint64_t> covered_bytes{0};  // bytes of records that are within tensors
-  for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t window_index) {
+  for_each_parallel(windows.size(), clamped_threads(threads), [&](unsigned, std::size_t window_index) {
     const std::size_t tensor = windows[window_index].tensor;
     const std::uint64_t first_byte = windows[window_index].first_byte;
     const ByteSpan tensor_bytes = state[tensor].bytes;
@@ -64,7 +62,7 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     for (auto record = std::ranges::partition_point(journal.records, is_before);
          record != journal.records.end() && record->file == place.file && record->first_byte < end; ++record) {
       if (new_content.empty()) new_content.assign(old.begin(), old.end());
-      apply_record(*record, begin, new_content, /*on_changed=*/[](std::uint64_t, std::uint64_t) {});
+      apply_record(*record, begin, new_content, /*touched=*/[](std::uint64_t, std::uint64_t) {});
       covered_bytes += std::min(record->end(), end) - std::max(record->first_byte, begin);
     }
     digest_leaves(new_content.empty() ? old : ByteSpan(new_content), leaves[tensor].data() + first_byte / kLeafBytes);
@@ -82,7 +80,7 @@ Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& pat
 }
 
 Status Redo::run() {
-  for_each_parallel(journal_.records.size(), thread_count(options_), [&](unsigned, std::size_t i) {
+  for_each_parallel(journal_.records.size(), clamped_threads(options_.threads), [&](unsigned, std::size_t i) {
     {
       const std::lock_guard lock(mutex_);
       if (error_) return;
@@ -106,21 +104,25 @@ Status Redo::write(const JournalRecord& record) {
     window.resize(static_cast<std::size_t>(std::min(record.end() - window_begin, kWindowBytes)));
     const std::uint64_t window_end = window_begin + window.size();
     const std::uint64_t first_page = window_begin / kPageBytes;
-    is_changed.assign(static_cast<std::size_t>((window_end - 1) / kPageBytes - first_page + 1), false);
+    const std::uint64_t last_page = (window_end - 1) / kPageBytes;
+    is_changed.assign(static_cast<std::size_t>(last_page - first_page + 1), false);
     // A record that is not whole changes single elements. The bytes between them must stay, so they are read first.
     if (!record.whole) ECHO_TRY(read_all_at(files_.fd(record.file), window, window_begin, paths_[record.file]));
     apply_record(record, window_begin, window, [&](std::uint64_t begin, std::uint64_t end) {
       for (std::uint64_t page = begin / kPageBytes; page <= (end - 1) / kPageBytes; ++page)
         is_changed[static_cast<std::size_t>(page - first_page)] = true;
     });
-    // Writes runs of changed pages, from page i to below page_end.
-    for (std::size_t i = 0, page_end; i < is_changed.size(); i = page_end) {
-      page_end = i + 1;
-      if (!is_changed[i]) continue;
-      while (page_end < is_changed.size() && is_changed[page_end] && (page_end - i) * kPageBytes < kRangeBytesMax)
-        ++page_end;
-      const std::uint64_t begin = std::max((first_page + i) * kPageBytes, window_begin);
-      const std::uint64_t end = std::min((first_page + page_end) * kPageBytes, window_end);
+    // Writes runs of changed pages, each with one call.
+    for (std::size_t page = 0; page < is_changed.size();) {
+      if (!is_changed[page]) {
+        ++page;
+        continue;
+      }
+      const std::size_t run_begin = page;
+      while (page < is_changed.size() && is_changed[page] && (page - run_begin) * kPageBytes < kRangeBytesMax) ++page;
+      // The first and the last page may be only partly in the window.
+      const std::uint64_t begin = std::max((first_page + run_begin) * kPageBytes, window_begin);
+      const std::uint64_t end = std::min((first_page + page) * kPageBytes, window_end);
       ECHO_TRY(write_all_at(files_.fd(record.file), std::span(window).subspan(begin - window_begin, end - begin), begin,
                             kOperation, paths_[record.file]));
       const std::lock_guard lock(mutex_);

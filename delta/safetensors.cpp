@@ -137,7 +137,7 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
   StateView tensors;
-  std::uint64_t end = 0;
+  std::uint64_t end = 0;  // of the tensors so far, within the data
   for (Entry& entry : entries) {
     const auto begin = static_cast<std::uint64_t>((*entry.offsets)[0]);
     if (begin != end)

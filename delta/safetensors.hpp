@@ -15,13 +15,13 @@ using Metadata = std::map<std::string, std::string>;
 
 // The content of a header; views point into the parsed data.
 struct SafetensorsContent {
-  StateView tensors;  // canonical
+  StateView tensors;  // in canonical order (sorted by name)
   Metadata metadata;
 };
 
 // Parses a whole file in memory, strictly. The header has at most 100,000,000 bytes and starts with '{'. It has no
-// duplicate or unknown keys, and only known types. Tensors fill the data without gap or overlap. kInvalid, with `what`
-// (a path) in the message, and expected and found sizes for a wrong size. The views refer to `file`.
+// duplicate or unknown keys, and only known types. Tensors fill the data without gap or overlap. Otherwise returns
+// kInvalid; the message names `what` (a path) and, if a size is wrong, the expected and the found size.
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what);
 
 // A safetensors file mapped read-only. The views of view() are valid while this object (or the one it was moved into)
@@ -43,7 +43,7 @@ class SafetensorsFile {
   SafetensorsContent content_;
 };
 
-// Returns the bytes of such a file.
+// Returns the bytes of the file that write_safetensors() would write.
 Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata = {});
 
 // Writes `state` in one pass without a second copy in memory. Atomic: temporary file, fsync, rename, fsync of the

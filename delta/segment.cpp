@@ -19,11 +19,14 @@ void scatter(std::byte* elements, const std::uint32_t* positions, const std::byt
   constexpr std::size_t kPrefetchedElements = 24;
   std::size_t i = 0;
   for (; i + kPrefetchedElements < count; ++i) {
-    __builtin_prefetch(elements + positions[i + kPrefetchedElements] * sizeof(T), 1);
+    __builtin_prefetch(elements + positions[i + kPrefetchedElements] * sizeof(T), /*for writing=*/1);
     store(elements + positions[i] * sizeof(T), load<T>(values + i * sizeof(T)));
   }
   for (; i < count; ++i) store(elements + positions[i] * sizeof(T), load<T>(values + i * sizeof(T)));
 }
+
+// The coding of format version 3 has no small symbols (one byte per element, for elements that often change).
+bool has_small_symbols(const Layer& layer) { return layer.coding == LayerCoding::kSparse; }
 
 Status check_changes(const Segment& segment, std::size_t elements) {
   for (const Layer& layer : segment.layers)
@@ -38,6 +41,7 @@ Result<Segment> read_segment(ByteSpan body, bool is_group) {
   ByteReader reader(body);
   Segment segment;
   segment.tensor = reader.read_varint();
+  // A group consists of whole tensors, so their number takes the place of the index.
   (is_group ? segment.tensors : segment.index) = reader.read_varint();
   const std::uint64_t layers = reader.read_varint();
   if (reader.failed() || layers == 0 || layers > kLayersMax) return corrupt("a segment's head is malformed");
@@ -48,7 +52,9 @@ Result<Segment> read_segment(ByteSpan body, bool is_group) {
     layer.bound_bits = reader.read_varint();
     layer.payload = reader.read_bytes(reader.read_varint());
     if (reader.failed()) return corrupt("the bytes end within a segment");
-    if (coding < 1 || coding > 3) return corrupt(fmt::format("unknown coding {} of a segment", coding));
+    const bool is_known = coding >= static_cast<std::uint8_t>(LayerCoding::kSparseOld) &&
+                          coding <= static_cast<std::uint8_t>(LayerCoding::kSparse);
+    if (!is_known) return corrupt(fmt::format("unknown coding {} of a segment", coding));
     layer.coding = static_cast<LayerCoding>(coding);
     segment.layers.push_back(layer);
   }
@@ -133,7 +139,7 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
     if (!out.whole) has_room = has_room && add_changes(before, now, first_byte, element_bytes, out);
   };
   const auto room = [&](std::size_t first_byte, std::size_t) { return out.values.data() + first_byte; };
-  ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype,
+  ECHO_TRY(sparse_.decode(layer.payload, has_small_symbols(layer), layer.changed, old, dtype,
                           out.whole ? LeafRoom(room) : LeafRoom(), leaf_done));
   if (!has_room) return corrupt("a segment has more changes than it declares");
   end_replacement(element_bytes, out);
@@ -195,8 +201,8 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
 
   GroupedTensor next;          // the first tensor that is incomplete
   std::size_t next_begin = 0;  // its first byte within the group
-  // Reports the tensors that are complete now: the first `complete_bytes` bytes of the group are. `content` ends there
-  // and begins before `next` does.
+  // Reports the tensors within the first `complete_bytes` bytes of the group. `content` ends there; it begins with the
+  // first byte of `next`, or earlier.
   const auto report = [&](std::size_t complete_bytes, ByteSpan content) {
     for (; next.index < tensors.size(); ++next.index) {
       const std::size_t tensor_bytes = tensors[next.index].bytes.size();
@@ -232,11 +238,11 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
     has_room = has_room && add_changes(before, now, first_byte, element_bytes, out);
     const std::size_t window_bytes = bytes_before_leaf + now.size();
     report(complete_bytes, ByteSpan(window_).first(window_bytes));
+    // Keeps the complete part of the unfinished tensor for the next leaf.
     bytes_before_leaf = complete_bytes - next_begin;
     std::memmove(window_.data(), window_.data() + window_bytes - bytes_before_leaf, bytes_before_leaf);
   };
-  ECHO_TRY(
-      sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype, room, leaf_done));
+  ECHO_TRY(sparse_.decode(layer.payload, has_small_symbols(layer), layer.changed, old, dtype, room, leaf_done));
   if (!has_room) return corrupt("a segment has more changes than it declares");
   end_replacement(element_bytes, out);
   return ok();
@@ -259,25 +265,24 @@ Status SegmentDecoder::decode_copied_group(const Segment& segment, const Content
 Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out,
                                      Digest* new_leaves) {
   const std::size_t element_bytes = dtype_bytes(dtype), elements = old.size() / element_bytes;
-  std::uint64_t changed = 0;  // at most: an element may change in several layers
+  std::uint64_t layer_changes = 0;  // sum over the layers; an element may change in several
   bool has_dense_layer = false;
   folded_content_.assign(old.begin(), old.end());
   for (const Layer& layer : segment.layers) {
-    changed += layer.changed;
+    layer_changes += layer.changed;
     if (layer.coding == LayerCoding::kDense) {
       has_dense_layer = true;
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_content_));
       continue;
     }
-    ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed,
-                            ByteSpan(folded_content_), dtype, {},
-                            [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
+    ECHO_TRY(sparse_.decode(layer.payload, has_small_symbols(layer), layer.changed, ByteSpan(folded_content_), dtype,
+                            /*room=*/{}, [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
                               if (now.data() != before.data())
                                 std::copy(now.begin(), now.end(), folded_content_.data() + first_byte);
                             }));
   }
   if (new_leaves) digest_leaves(folded_content_, new_leaves);
-  const std::uint64_t changed_max = has_dense_layer ? elements : std::min<std::uint64_t>(changed, elements);
+  const std::uint64_t changed_max = has_dense_layer ? elements : std::min<std::uint64_t>(layer_changes, elements);
   begin_replacement(elements, changed_max, element_bytes, out);
   if (out.whole) {
     out.values.assign(folded_content_.begin(), folded_content_.end());

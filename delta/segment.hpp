@@ -37,12 +37,13 @@ struct Segment {
 // Adjacent tensors of a type with up to kGroupedBytes each form groups of up to kSegmentBytes.
 inline constexpr std::uint64_t kGroupedBytes = 1u << 17;
 // Checks everything but the payloads. `body`: the content of a segment's or group's frame.
-Result<Segment> read_segment(ByteSpan body, bool is_group = false);
+Result<Segment> read_segment(ByteSpan body, bool is_group);
 void write_segment(const Segment& segment, ByteVector& out);
 
 // Encodes segments. Use one per thread.
 class SegmentEncoder {
  public:
+  // The level is only for encode_stream() of DenseEncoder, which segments do not use.
   explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
   // Returns the shortest layer that turns `prev` into `cur`; absent if they are equal. Its payload is valid until the
   // next call. `leaf_read` and `entropy` as in SparseEncoder::encode().
@@ -72,7 +73,7 @@ void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan
 // A tensor of a group that may have changed.
 struct GroupedTensor {
   std::size_t index = 0;             // within the group
-  std::size_t first = 0, count = 0;  // of the replacement's elements
+  std::size_t first = 0, count = 0;  // its elements among those of the replacement
   ByteSpan content;                  // its new content; valid during the call
 };
 using TensorDone = std::function<void(const GroupedTensor&)>;

@@ -24,6 +24,7 @@ void spread_steps(std::int64_t least, std::int64_t most, unsigned low_bits, doub
   const std::int64_t last = std::min<std::int64_t>(most >> low_bits, kSmallUnchanged - 1 - std::int64_t{kZeroStep});
   const double count_per_step = count / (static_cast<double>(most) - static_cast<double>(least) + 1);
   for (std::int64_t high = first; high <= last; ++high) {
+    // The steps with this upper part are from `from` to `to`.
     const double from =
         std::max(std::ldexp(static_cast<double>(high), static_cast<int>(low_bits)), static_cast<double>(least));
     const double to =
@@ -38,18 +39,18 @@ struct Draft {
   double bits = 0;  // to code the sample
 };
 
-Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double total) {
+Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double element_count) {
   Draft draft;
   double changed = 0, coded = 0;  // elements that change, and those of them that have a symbol
   for (std::size_t symbol = 1; symbol < counts.size(); ++symbol) {
     if (counts[symbol] == 0) continue;
     const auto token = static_cast<unsigned>(symbol - 1);
     changed += counts[symbol];
-    // Longer steps never fit in a symbol, which leaves out at most kLowBitsMax low bits and has 4 bits itself. The
+    // Longer steps never fit in a symbol, which has kSymbolBits bits and leaves out at most kLowBitsMax low bits. The
     // limit also keeps `most` from overflowing.
-    if (const unsigned bits = extra_bits(token); bits < kLowBitsMax + 4) {
+    if (const unsigned bits = extra_bits(token); bits < kLowBitsMax + kSymbolBits) {
       // token & ~1: the token of the same magnitudes away from zero.
-      const auto least = static_cast<std::int64_t>(step_of_token(token & ~1u, 0));
+      const auto least = static_cast<std::int64_t>(step_of_token(token & ~1u, /*extra=*/0));
       const std::int64_t most = least + (std::int64_t{1} << bits) - 1;
       const bool towards_zero = token & 1;
       spread_steps(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
@@ -62,13 +63,13 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
   // Also false for the wrapped index before the first symbol.
   const auto is_sampled = [&](std::size_t i) { return i < step_weights.size() && draft.weights[i] > 0; };
   std::array<double, kSmallUnchanged> fitted{};
-  for (std::size_t i = 0; i < step_weights.size(); ++i) {
-    if (low_bits == 0 && i == kZeroStep) continue;  // a step of 0 is no change
+  for (std::size_t i = 0; i < step_weights.size() && changed > 0; ++i) {  // without changes, no step has a symbol
+    if (low_bits == 0 && i == kZeroStep) continue;                        // a step of 0 is no change
     // A symbol that the sample lacks gets a small weight too, because other elements may have it. The weight is larger
     // beside symbols that the sample has.
     const double unsampled_weight = is_sampled(i - 1) || is_sampled(i + 1) ? 0.5 : 0.25;
-    const double weight = step_weights[i] > 0 ? step_weights[i] + 0.5 : changed > 0 ? unsampled_weight : 0;
-    if (weight >= kShareMin * total) fitted[i] = std::max(step_weights[i], unsampled_weight * (changed > 0));
+    const double weight = step_weights[i] > 0 ? step_weights[i] + 0.5 : unsampled_weight;
+    if (weight >= kShareMin * element_count) fitted[i] = std::max(step_weights[i], unsampled_weight);
   }
   std::ranges::copy(fitted, step_weights.begin());
   for (const double weight : step_weights) coded += weight;
@@ -88,22 +89,27 @@ unsigned low_bits_max(std::size_t element_bytes) {
 }
 
 SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max) {
-  double total = 0;
-  for (const std::uint32_t count : counts) total += count;
+  double element_count = 0;
+  for (const std::uint32_t count : counts) element_count += count;
   while (counts.size() > 1 && counts.back() == 0) counts = counts.first(counts.size() - 1);
   SmallFit fit;
-  Draft best = draft_of(counts, 0, total);
-  // Fewer than 6 counts mean that all steps have at most magnitude 2, so low bits would not help. With more low bits
-  // than the longest step's token has extra bits, and one, all steps of the sample would share one or two symbols.
-  const unsigned low_bits_useful_max = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
-  for (unsigned low = 1; low <= std::min(low_bits_max, low_bits_useful_max); ++low) {
-    Draft draft = draft_of(counts, low, total);
+  Draft best = draft_of(counts, /*low_bits=*/0, element_count);
+  // Fewer than 6 counts mean that all steps have at most magnitude 2, so low bits would not help. Otherwise, let the
+  // longest step's token have n extra bits. With more than n + 1 low bits, all steps of the sample would share one or
+  // two symbols.
+  unsigned useful_max = 0;
+  if (counts.size() >= 6) {
+    const auto longest_token = static_cast<unsigned>(counts.size() - 2);  // counts[t + 1] is of token t
+    useful_max = extra_bits(longest_token) + 1;
+  }
+  for (unsigned low_bits = 1; low_bits <= std::min(low_bits_max, useful_max); ++low_bits) {
+    Draft draft = draft_of(counts, low_bits, element_count);
     if (draft.bits >= best.bits) continue;
     best = draft;
-    fit.low_bits = low;
+    fit.low_bits = low_bits;
   }
   fit.table = normalise_small(best.weights);
-  fit.bits_per_element = total > 0 ? best.bits / total : 0;
+  fit.bits_per_element = element_count > 0 ? best.bits / element_count : 0;
   return fit;
 }
 

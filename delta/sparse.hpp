@@ -20,7 +20,8 @@ namespace echoline::delta {
 struct SegmentPlace {
   DType dtype = DType::kU8;
   std::uint64_t first_element = 0;
-  std::uint64_t row_elements = 0;  // of the tensor's rows; the density of changes may differ between rows
+  // Length of the tensor's rows, 0 if unknown; the density of changes may differ between rows.
+  std::uint64_t row_elements = 0;
 };
 
 struct SparseCount {
@@ -46,7 +47,8 @@ class SparseEncoder {
   std::unique_ptr<State> state_;
 };
 
-// Returns the memory for a leaf's new content, with room for kSpareElements more; called for each leaf, in order.
+// Returns the memory for a leaf's new content. It needs room for kSpareElements more, because the kernels store whole
+// vectors. Called for each leaf, in order.
 using LeafRoom = std::function<std::byte*(std::size_t first_byte, std::size_t bytes)>;
 // Called for each leaf of the segment, in order, with its content, which is valid during the call. `now` is `before` if
 // nothing changes in it and there is no LeafRoom.
@@ -58,8 +60,8 @@ class SparseDecoder {
   SparseDecoder();
   ~SparseDecoder();
   // Decodes `changed` changes of the segment with old content `old`. `has_small_symbols`: false for the coding of
-  // version 3. Without `room`, only changed leaves are decoded, all into the same memory. kCorrupt if the coding is
-  // malformed; `leaf_done` then received wrong content.
+  // format version 3. Without `room`, only changed leaves are decoded, all into the same memory. kCorrupt if the coding
+  // is malformed; `leaf_done` then received wrong content.
   Status decode(ByteSpan coded, bool has_small_symbols, std::uint64_t changed, const Content& old, DType dtype,
                 const LeafRoom& room, const LeafDone& leaf_done);
 

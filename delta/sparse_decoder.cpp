@@ -30,18 +30,19 @@ struct SparseDecoder::State {
   std::vector<std::uint8_t> block_symbols;  // by block: untouched, or by how many exponents its classes are shifted
   std::array<std::vector<std::uint64_t>, kRangesMax + 1> ranks, steps;  // memory of source.gap, by range
   SmallTables small_tables;
-  std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
+  std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;  // format version 3
   std::array<RansEntry, kRansSlots> block_table, step_table;
-  std::vector<std::uint16_t> tokens;
+  std::vector<std::uint16_t> tokens;  // of a range's gaps, then of its steps
 
   Status parse_model(BitReader& bits, DType dtype);
   Status parse_small(BitReader& bits, ByteReader& reader, std::size_t element_bytes);
   Status parse(ByteSpan coded, bool has_small_symbols, std::uint64_t changed, std::uint64_t elements, DType dtype);
-  Status decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements, std::uint64_t count,
+  Status decode_gaps(BitReader& bits, const GapCode& gap_code, std::uint64_t elements, std::uint64_t count,
                      std::uint64_t* ranks, std::uint64_t* steps);
 };
 
-// Reads the block grid, and the classes (old exponents) of each range. Lengths and counts are stored less one.
+// Reads the block grid, and the classes (old exponents) of each range. Lengths and counts of at least 1 are stored less
+// one.
 Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
   const ExponentField field = exponent_field(dtype);
   grid.length = static_cast<std::uint32_t>(get_bits(bits, kBlockLengthBits)) + 1;
@@ -68,9 +69,9 @@ Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
 
 // Reads the `count` changes of one range, which has at most `elements` elements. Writes the rank of each changed
 // element within the range, and its step.
-Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements,
+Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& gap_code, std::uint64_t elements,
                                          std::uint64_t count, std::uint64_t* ranks, std::uint64_t* steps) {
-  const RansEntry* const gap_table = gap_entries(code.table);
+  const RansEntry* const gap_table = gap_decode_table(gap_code.table);
   RansReader rans = source.narrow;
   if (tokens.size() < count) tokens.resize(count);
   rans.turn = 0;
@@ -96,12 +97,13 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   source.narrow = rans;
   std::uint64_t next_rank = 0;  // of the element after the last change
   for (std::uint64_t i = 0; i < count; ++i) {
-    ranks[i] = next_rank + (ranks[i] << code.shift | get_bits(bits, code.shift));
+    ranks[i] = next_rank + (ranks[i] << gap_code.shift | get_bits(bits, gap_code.shift));
     next_rank = ranks[i] + 1;
     if (next_rank > elements) return corrupt("a gap leaves its segment");
   }
-  for (std::uint64_t i = 0; i < count; ++i) {  // tokens below 16 have no extra bits
-    steps[i] = step_of_token(tokens[i], tokens[i] < 16 ? 0 : get_extra(bits, tokens[i]));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const bool is_exact = tokens[i] < kExactTokens;  // without extra bits
+    steps[i] = step_of_token(tokens[i], is_exact ? 0 : get_extra(bits, tokens[i]));
   }
   return ok();
 }
@@ -142,12 +144,12 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
   ECHO_TRY(parse_model(bits, dtype));
   const Frequencies block_frequencies = read_frequencies(bits, kBlockSymbols);
   if (block_frequencies.empty()) return corrupt("a segment's table of blocks is malformed");
-  std::array<GapCode, kRangesMax + 1> codes;
+  std::array<GapCode, kRangesMax + 1> gap_codes;
   std::array<Frequencies, kRangesMax + 1> step_frequencies;
   std::vector<std::uint32_t> gap_coded;  // ranges; kRangesMax: exceptions among dense elements
   for (std::uint32_t range = model.dense_range_count; range < model.range_count; ++range) gap_coded.push_back(range);
   if (has_small_symbols && model.dense_range_count > 0) gap_coded.push_back(kRangesMax);
-  std::uint64_t gap_total = 0;
+  std::uint64_t gap_total = 0;  // changes declared so far, at most `changed`
   for (const std::uint32_t range : gap_coded) {
     const std::uint64_t count = get_number(bits);  // of the range's changes
     if (is_exhausted(bits) || count > changed - gap_total)
@@ -155,10 +157,10 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
     gap_total += count;
     source.gap[range].count = count;
     if (count == 0) continue;
-    codes[range].shift = static_cast<unsigned>(get_bits(bits, kGapShiftBits));
-    codes[range].table = static_cast<unsigned>(get_bits(bits, kGapTableBits));
+    gap_codes[range].shift = static_cast<unsigned>(get_bits(bits, kGapShiftBits));
+    gap_codes[range].table = static_cast<unsigned>(get_bits(bits, kGapTableBits));
     step_frequencies[range] = read_frequencies(bits, kStepTokensMax);
-    if (codes[range].table >= kGapTables || step_frequencies[range].empty())
+    if (gap_codes[range].table >= kGapTables || step_frequencies[range].empty())
       return corrupt("a segment's table of gaps is malformed");
   }
   if (has_small_symbols) {
@@ -171,7 +173,9 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
     for (std::uint32_t range = 0; range < model.dense_range_count; ++range) {
       const bool has_table = get_bits(bits, 1) != 0;
       const bool has_escape = has_table && get_bits(bits, 1) != 0;
-      const Frequencies table = has_table ? read_frequencies(bits, kTokensMax + has_escape) : Frequencies{kRansSlots};
+      const std::size_t symbols_max = has_escape ? kTokensMax + 1 : kTokensMax;
+      // Without a table, every symbol is 0, which has all slots.
+      const Frequencies table = has_table ? read_frequencies(bits, symbols_max) : Frequencies{kRansSlots};
       if (table.empty()) return corrupt("a segment's table of steps is malformed");
       fill_decode_table(table, has_escape, dense_tables[range].data());
     }
@@ -194,7 +198,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool has_small_symbols, std::
     gap.ranks = ranks[range].data();
     gap.steps = steps[range].data();
     fill_decode_table(step_frequencies[range], kWithoutEscape, step_table.data());
-    ECHO_TRY(decode_gaps(bits, codes[range], elements, gap.count, ranks[range].data(), steps[range].data()));
+    ECHO_TRY(decode_gaps(bits, gap_codes[range], elements, gap.count, ranks[range].data(), steps[range].data()));
   }
   if (is_exhausted(bits)) return corrupt("the bytes end within a segment's gaps");
   source.narrow.turn = 0;  // every run of symbols begins with state 0
@@ -237,7 +241,7 @@ Status SparseDecoder::decode(ByteSpan coded, bool has_small_symbols, std::uint64
     const bool has_new_leaf = is_touched || room;
     if (has_new_leaf) std::memcpy(now + complete_bytes, before + complete_bytes, leaf_bytes - complete_bytes);
     leaf_done(leaf, {before, leaf_bytes}, {has_new_leaf ? now : before, leaf_bytes});
-    if (state.source.changed > changed) break;
+    if (state.source.changed > changed) break;  // malformed, as found below
   }
   // Every symbol, bit and change must have been used. Otherwise the coding is malformed, or belongs to other content.
   bool is_all_used = state.source.changed == changed && !state.source.malformed &&

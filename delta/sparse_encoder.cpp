@@ -19,9 +19,10 @@ struct SparseEncoder::State {
   struct Range {
     std::vector<std::uint32_t> gaps;
     std::vector<std::uint16_t> tokens, gap_tokens;
-    std::vector<std::uint64_t> extras;  // magnitudes of steps whose token does not give them
+    std::vector<std::uint64_t> extras;  // magnitudes of steps whose tokens are not exact
   };
-  std::array<Range, kRangesMax + 1> ranges;  // the last: exceptions among dense elements
+  // The last is for exceptions: changes of dense elements that have no symbol, and are coded by gaps too.
+  std::array<Range, kRangesMax + 1> ranges;
   std::vector<std::uint16_t> block_symbols;  // by block: untouched, or by how many exponents it is shifted
   RawVector<std::uint8_t> dense_symbols;
   std::vector<std::uint32_t> dense_run_lengths;  // number of symbols of each touched block
@@ -55,16 +56,16 @@ struct SparseEncoder::State {
   void make_dense_room(std::uint32_t elements) {
     make_gap_room(kRangesMax, elements);
     sink.dense_symbols = with_room(dense_symbols, sink.dense_symbol_count, elements + kSpareElements);
-    // + 16: put_bits() stores eight bytes at a time.
+    // + 16: more than the pending bits, and the eight bytes that put_bits() always stores, need.
     sink.low.bytes = with_room(low_bit_bytes, sink.low.whole_bytes, elements * kLowBitsMax / 8 + 16);
   }
   // Appends the elements of a sorted block that are in dense ranges to `dense_old` and `dense_now`, after `used` ones.
   void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
                   std::size_t used) {
-    const std::size_t room = (count + kSpareElements) * element_bytes;
-    kernels().pack[width_index(element_bytes)](old, now, count, sorted,
-                                               with_room(dense_old, used * element_bytes, room) + used * element_bytes,
-                                               with_room(dense_now, used * element_bytes, room) + used * element_bytes);
+    const std::size_t used_bytes = used * element_bytes, block_bytes = (count + kSpareElements) * element_bytes;
+    std::byte* const old_end = with_room(dense_old, used_bytes, block_bytes) + used_bytes;
+    std::byte* const now_end = with_room(dense_now, used_bytes, block_bytes) + used_bytes;
+    kernels().pack[width_index(element_bytes)](old, now, count, sorted, old_end, now_end);
   }
   unsigned sort_block(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                       std::uint32_t changed, unsigned previous);
@@ -127,7 +128,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
     if (chosen == kSymbolUntouched) return;
     symbol = chosen;
     if (model.block.dense_range_count < model.block.range_count) {
-      pack_block(old, now, count, element_bytes, 0);
+      pack_block(old, now, count, element_bytes, /*used=*/0);
       old = dense_old.data();
       now = dense_now.data();
     }
@@ -199,9 +200,9 @@ namespace {
 // Assembles a segment's bits and runs of symbols in the order of FORMAT.md.
 class Assembly {
  public:
-  // Reserves codes for one run of block symbols, and two runs (gaps, steps) for each range, of at most kTokensMax
-  // symbols each.
-  Assembly() { codes_.reserve((1 + 2 * kRangesMax) * kTokensMax); }
+  // Reserves encode tables for one run of block symbols, and two runs (gaps, steps) for each range, of at most
+  // kTokensMax symbols each.
+  Assembly() { encode_tables_.reserve((1 + 2 * kRangesMax) * kTokensMax); }
 
   // Writes the block grid, the base exponent and the ends of the ranges. Lengths and counts of at least 1 are stored
   // less one.
@@ -216,30 +217,34 @@ class Assembly {
   }
   // Writes the table of the blocks' symbols and adds them as a run.
   void put_blocks(std::span<const std::uint16_t> symbols) {
-    runs_.push_back({.symbols = symbols, .codes = add_codes(put_table(counts_of(symbols)))});
+    runs_.push_back({.symbols = symbols, .encode_table = add_encode_table(put_table(counts_of(symbols)))});
   }
 
-  // Writes count, codes and tables of a range coded by gaps. Returns its code.
-  GapCode put_gaps(const GapSink& gap, std::vector<std::uint16_t>& tokens) {
-    bits_.put_number(gap.count);  // of the range's changes
-    if (gap.count == 0) return {};
-    const GapCode code = choose_gap_code(static_cast<double>(gap.count), static_cast<double>(gap.elements_seen));
-    bits_.put(code.shift, kGapShiftBits);
-    bits_.put(code.table, kGapTableBits);
-    tokens.clear();
-    for (std::uint32_t i = 0; i < gap.count; ++i) {
-      std::uint32_t high = gap.gaps[i] >> code.shift;
+  // Writes the number of changes of a range coded by gaps, its GapCode, and the table of its steps. Returns the
+  // GapCode. `gap_tokens`: receives the tokens of the gaps; must live until finish(), because a run refers to it.
+  GapCode put_gaps(const GapSink& changes, std::vector<std::uint16_t>& gap_tokens) {
+    bits_.put_number(changes.count);
+    if (changes.count == 0) return {};
+    const GapCode gap_code =
+        choose_gap_code(static_cast<double>(changes.count), static_cast<double>(changes.elements_seen));
+    bits_.put(gap_code.shift, kGapShiftBits);
+    bits_.put(gap_code.table, kGapTableBits);
+    gap_tokens.clear();
+    for (std::uint32_t i = 0; i < changes.count; ++i) {
+      std::uint32_t high = changes.gaps[i] >> gap_code.shift;
       // An escape token stands for kGapEscape; another token follows.
-      for (; high >= kGapEscape; high -= kGapEscape) tokens.push_back(kGapEscape);
-      tokens.push_back(static_cast<std::uint16_t>(high));
+      for (; high >= kGapEscape; high -= kGapEscape) gap_tokens.push_back(kGapEscape);
+      gap_tokens.push_back(static_cast<std::uint16_t>(high));
     }
-    runs_.push_back({.symbols = tokens, .codes = add_codes(gap_frequencies()[code.table])});
-    const std::span<const std::uint16_t> steps(gap.tokens, gap.count);
+    runs_.push_back({.symbols = gap_tokens, .encode_table = add_encode_table(gap_frequencies()[gap_code.table])});
+    const std::span<const std::uint16_t> steps(changes.tokens, changes.count);
     const std::vector<std::uint64_t> counts = counts_of(steps);
-    runs_.push_back({.symbols = steps, .codes = add_codes(put_table(counts))});
-    entropy_bits_ += entropy_of(std::span<const std::uint64_t>(counts)) +
-                     entropy_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.elements_seen - gap.count});
-    return code;
+    runs_.push_back({.symbols = steps, .encode_table = add_encode_table(put_table(counts))});
+    // The entropy of the steps, and of which elements change.
+    entropy_bits_ +=
+        entropy_of(std::span<const std::uint64_t>(counts)) +
+        entropy_of<std::uint64_t>(std::array<std::uint64_t, 2>{changes.count, changes.elements_seen - changes.count});
+    return gap_code;
   }
   // Writes the number of states and the tables of the dense ranges.
   void put_dense(std::span<const SmallFit> fits, unsigned state_count_log2) {
@@ -250,13 +255,15 @@ class Assembly {
     }
   }
 
-  // Write, after all tables, the bits of gaps and steps that their tokens do not give.
-  void put_low_bits(const GapSink& gap, const GapCode& code) {
-    for (std::uint32_t i = 0; i < gap.count; ++i) bits_.put(gap.gaps[i], code.shift);
+  // put_low_bits() and put_extras() write the bits of gaps and steps that their tokens do not give. The format has
+  // these bits after all tables.
+  void put_low_bits(const GapSink& changes, const GapCode& gap_code) {
+    for (std::uint32_t i = 0; i < changes.count; ++i) bits_.put(changes.gaps[i], gap_code.shift);
   }
+  // `magnitudes`: those of the tokens that are not exact.
   void put_extras(std::span<const std::uint16_t> tokens, const std::uint64_t* magnitudes) {
     for (const std::uint16_t token : tokens)
-      if (token >= 16) entropy_bits_ += put_extra(bits_, token, *magnitudes++);  // lower tokens have no extra bits
+      if (token >= kExactTokens) entropy_bits_ += put_extra(bits_, token, *magnitudes++);
   }
 
   // Appends everything: the bits, then the rANS stream (an entropy code, rans.cpp) of all runs. Returns the entropy of
@@ -290,17 +297,17 @@ class Assembly {
     if (!table.empty()) write_frequencies(table, precision, bits_);
     return table;
   }
-  const RansCode* add_codes(const Frequencies& table) {
-    const std::size_t first = codes_.size();
-    ECHO_CHECK(first + table.size() <= codes_.capacity());
-    codes_.resize(first + table.size());
-    fill_encode_table(table, codes_.data() + first);
-    return codes_.data() + first;
+  const RansCode* add_encode_table(const Frequencies& table) {
+    const std::size_t first = encode_tables_.size();
+    ECHO_CHECK(first + table.size() <= encode_tables_.capacity());
+    encode_tables_.resize(first + table.size());
+    fill_encode_table(table, encode_tables_.data() + first);
+    return encode_tables_.data() + first;
   }
   // Returns the number of bits written.
   static unsigned put_extra(BitWriter& bits, unsigned token, std::uint64_t magnitude) {
     const unsigned bit_count = extra_bits(token);
-    if (bit_count > 32) bits.put(magnitude >> 32, bit_count - 32);
+    if (bit_count > 32) bits.put(magnitude >> 32, bit_count - 32);  // put() takes at most 57 bits
     bits.put(magnitude, std::min(bit_count, 32u));
     return bit_count;
   }
@@ -312,7 +319,7 @@ class Assembly {
     return bits;
   }
   BitWriter bits_;
-  std::vector<RansCode> codes_;  // of all runs; must not be reallocated, because runs point into it
+  std::vector<RansCode> encode_tables_;  // of all runs; must not be reallocated, because runs point into it
   std::vector<RansRun> runs_;
   double entropy_bits_ = 0;  // of the gaps and steps put so far
 };
@@ -325,15 +332,15 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   Assembly assembly;
   assembly.put_model(block, grid);
   assembly.put_blocks(block_symbols);
-  std::array<GapCode, kRangesMax + 1> codes;
+  std::array<GapCode, kRangesMax + 1> gap_codes;
   std::vector<std::uint32_t> gap_coded;
   for (std::uint32_t range = block.dense_range_count; range < block.range_count; ++range) gap_coded.push_back(range);
   if (block.dense_range_count > 0) gap_coded.push_back(kRangesMax);
   for (const std::uint32_t range : gap_coded)
-    codes[range] = assembly.put_gaps(sink.gap[range], ranges[range].gap_tokens);
+    gap_codes[range] = assembly.put_gaps(sink.gap[range], ranges[range].gap_tokens);
   // Chooses the number of rANS states, which vector code advances side by side. More are faster, but each takes 16 bits
-  // in the output. So all take at most a 120th of the symbols' bits, or a 40th if they are kRunStateAlignment, the
-  // fewest with which vector code can run.
+  // in the output. So all states together take at most a 120th of the symbols' bits, or a 40th if they are
+  // kRunStateAlignment, the fewest with which vector code can run.
   unsigned state_count_log2 = 0;
   if (block.dense_range_count > 0) {
     double symbol_bits = 0, sampled_elements = 0;
@@ -346,18 +353,19 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
     }
     symbol_bits *= sink.dense_symbol_count / std::max(sampled_elements, 1.0);  // from the sample to the segment
     const auto is_worthwhile = [&](unsigned state_count) {
-      return 16 * (state_count == kRunStateAlignment ? 40 : 120) * state_count <= symbol_bits;
+      const unsigned symbol_bits_per_state_bit = state_count == kRunStateAlignment ? 40 : 120;
+      return 16 * state_count * symbol_bits_per_state_bit <= symbol_bits;
     };
     for (unsigned log2 = 1; 1u << log2 <= kSmallStatesMax; ++log2)
       if (is_worthwhile(1u << log2)) state_count_log2 = log2;
     assembly.put_dense(std::span(fits).first(block.dense_range_count), state_count_log2);
   }
   for (const std::uint32_t range : gap_coded) {
-    const GapSink& gap = sink.gap[range];
-    assembly.put_low_bits(gap, codes[range]);
-    assembly.put_extras({gap.tokens, gap.count}, gap.extras);
+    const GapSink& changes = sink.gap[range];
+    assembly.put_low_bits(changes, gap_codes[range]);
+    assembly.put_extras({changes.tokens, changes.count}, changes.extras);
   }
-  std::uint64_t entropy_bits_total = std::move(assembly).finish(rans, out);
+  const std::uint64_t entropy_bits_total = std::move(assembly).finish(rans, out);
   if (block.dense_range_count == 0) return entropy_bits_total;
   const std::size_t dense_begin = out.size();
   const std::uint64_t low_bits = 8 * sink.low.whole_bytes + sink.low.pending_bits;
@@ -368,9 +376,10 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
     fill_small_encode_table(range, fits[range].table, small_codes);
   const std::uint32_t state_count = 1u << state_count_log2;
   rans.write_small(sink.dense_symbols, dense_run_lengths, block.dense_range_count, small_codes, state_count, out);
-  // All written bits except those of the states (two bytes each), and the low bits without padding.
-  entropy_bits_total += 8 * (out.size() - dense_begin - 2 * state_count) - 8 * sink.low.whole_bytes + low_bits;
-  return entropy_bits_total;
+  // The entropy of dense ranges is taken as the bits written, without the states (two bytes each) and the padding.
+  const std::size_t dense_bytes = out.size() - dense_begin - 2 * state_count;
+  const std::uint64_t padding_bits = 8 * sink.low.whole_bytes - low_bits;
+  return entropy_bits_total + 8 * dense_bytes - padding_bits;
 }
 
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
@@ -385,11 +394,12 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
   BlockGrid grid;
   SparseModel model = choose_model(prev, cur, place, grid);
   state.sink = {};
+  const bool any_dense = model.block.dense_range_count > 0;
   const bool all_dense = model.block.dense_range_count == model.block.range_count;
   // If less than half of the elements are in dense ranges, a sample has too few of them to fit their tables. The pass
   // then packs all elements of dense ranges, and the tables are fitted to these afterwards.
-  const bool fit_after_pass = !all_dense && model.dense_fraction < 0.5;
-  if (model.block.dense_range_count > 0 && !fit_after_pass) state.sample_dense(model, grid, prev, cur, element_bytes);
+  const bool fit_after_pass = any_dense && !all_dense && model.dense_fraction < 0.5;
+  if (any_dense && !fit_after_pass) state.sample_dense(model, grid, prev, cur, element_bytes);
   state.block_symbols.clear();
   state.dense_run_lengths.clear();
   unsigned symbol = kSymbolUnshifted;
@@ -432,9 +442,10 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
           state.make_gap_room(range, count);
         kernel_set.collect[width](old, now, count, block_model, state.sorted, state.changed_bits, state.sink);
       }
-      if (block_model.dense_range_count == 0) return true;
+      if (!any_dense) return true;
       const std::uint32_t dense_elements = state.sorted.count[0];
       state.dense_run_lengths.push_back(dense_elements);
+      // code_packed() needs the elements of all blocks, put_dense() below only those of this block.
       if (!all_dense) state.pack_block(old, now, count, element_bytes, fit_after_pass ? packed_elements : 0);
       packed_elements += dense_elements;
       if (fit_after_pass) return true;
@@ -447,7 +458,7 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
       return true;
     });
   }
-  if (changed_total > 0 && model.block.dense_range_count > 0 && fit_after_pass) state.code_packed(model, element_bytes);
+  if (changed_total > 0 && fit_after_pass) state.code_packed(model, element_bytes);
   return {.changed = changed_total, .bound_bits = changed_total > 0 ? state.write(model, grid, out) : 0};
 }
 

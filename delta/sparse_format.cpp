@@ -25,7 +25,7 @@ const std::array<Frequencies, kGapTables>& gap_frequencies() {
   return tables;
 }
 
-const RansEntry* gap_entries(unsigned table) {
+const RansEntry* gap_decode_table(unsigned table) {
   static const auto entries = [] {
     std::vector<RansEntry> all_entries(kGapTables * kRansSlots);
     for (unsigned i = 0; i < kGapTables; ++i)

@@ -29,8 +29,7 @@ inline constexpr unsigned kRangeCountBits = 4;    // of the count minus one
 inline constexpr unsigned kDenseRangeCountBits = 5;
 inline constexpr unsigned kRangeEndBits = 5;
 inline constexpr unsigned kGapShiftBits = 5, kGapTableBits = 5;  // of GapCode
-// Small symbols are those of the elements of dense ranges. This field holds log2 of the number of rANS states that code
-// them.
+// Bits of a field: log2 of the number of rANS states that code the elements of dense ranges.
 inline constexpr unsigned kStateCountLog2Bits = 4;
 inline constexpr unsigned kLowBitsBits = 6;  // of the number of low bits of a dense range
 // Argument of fill_decode_table(): the table's last symbol is an ordinary one.
@@ -43,7 +42,8 @@ struct GapCode {
 };
 // Tables of gap tokens: geometric distributions whose means m are 2^((i + 1/2) / 8).
 const std::array<Frequencies, kGapTables>& gap_frequencies();
-const RansEntry* gap_entries(unsigned table);
+// The table for decoding gap_frequencies()[table]; it has kRansSlots entries.
+const RansEntry* gap_decode_table(unsigned table);
 
 // Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves (digest.hpp).
 struct BlockGrid {
@@ -55,8 +55,11 @@ struct BlockGrid {
 template <class F>
 bool for_each_block(const BlockGrid& grid, std::uint64_t begin, std::uint64_t end, F&& f) {
   while (begin < end) {
-    const std::uint64_t grid_end =
-        begin < grid.first ? grid.first : grid.first + ((begin - grid.first) / grid.length + 1) * grid.length;
+    std::uint64_t grid_end = grid.first;  // of the grid's block that contains `begin`
+    if (begin >= grid.first) {
+      const std::uint64_t blocks_between = (begin - grid.first) / grid.length;
+      grid_end += (blocks_between + 1) * grid.length;
+    }
     const std::uint64_t block_end = std::min(grid_end, end);
     if (!f(begin, static_cast<std::uint32_t>(block_end - begin))) return false;
     begin = block_end;

@@ -77,9 +77,9 @@ double range_bits(const ClassSample& sample, double scale) {
 
 // Joins the best pair of adjacent ranges while that saves more bits in tables than it loses in precision, or while
 // there are more than kRangesMax. Then also joins dense ranges until at most kDenseRangesMax are left.
-// `gap_range_bits`: what one gap-coded range fewer saves beside the head and table that range_bits() counts.
+// `gap_range_bits`: the price of a gap-coded range beside the head and table that range_bits() counts.
 void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range_bits) {
-  constexpr double kDenseRangeBits = 50;         // the same saving for a dense range
+  constexpr double kDenseRangeBits = 50;         // the same price of a dense range
   constexpr std::ptrdiff_t kDenseRangesMax = 8;  // the kernels take twice as long to look up more tables
   struct Pair {
     RangeDraft joint;
@@ -152,15 +152,16 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
         class_sample.changed >= 2)
       dense_classes = class_index + 1;
   }
-  double sample_bits = 0, all_elements = 0, gap_coded_elements = 0;
+  double sample_bits = 0, sampled_elements = 0;
+  double sampled_by_gaps = 0;  // elements that would be coded by gaps
   for (unsigned class_index = 0; class_index < kClasses; ++class_index) {
     sample_bits += flag_bits(classes[class_index]) + step_bits(classes[class_index]);
-    all_elements += classes[class_index].elements;
-    if (class_index >= dense_classes) gap_coded_elements += classes[class_index].elements;
+    sampled_elements += classes[class_index].elements;
+    if (class_index >= dense_classes) sampled_by_gaps += classes[class_index].elements;
   }
   // A segment without gap-coded ranges is coded faster, so all classes become dense if that costs few bits and at most
   // half of the elements would be coded by gaps.
-  if (gap_coded_elements <= all_elements / 2 && kDenseFlagBits * gap_coded_elements <= kSizeLossForSpeed * sample_bits)
+  if (sampled_by_gaps <= sampled_elements / 2 && kDenseFlagBits * sampled_by_gaps <= kSizeLossForSpeed * sample_bits)
     dense_classes = kClasses;
   std::vector<RangeDraft> drafts;
   for (unsigned class_index = 0; class_index < kClasses; ++class_index)
@@ -182,7 +183,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     const std::size_t entry = range + 1 - model.block.dense_range_count;
     model.density[entry] = smoothed_density(drafts[range].dense ? dense_sample : drafts[range].sample);
   }
-  model.dense_fraction = dense_sample.elements / std::max(all_elements, 1.0);
+  model.dense_fraction = dense_sample.elements / std::max(sampled_elements, 1.0);
   return model;
 }
 
@@ -200,7 +201,7 @@ std::size_t block_start(const BlockGrid& grid, std::size_t element) {
   return element < grid.first ? 0 : element - (element - grid.first) % grid.length;
 }
 
-// Samples one or several segments.
+// Samples a segment.
 class Sampler {
  public:
   explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
@@ -238,6 +239,7 @@ void Sampler::add(const Content& prev, const Content& cur, std::size_t sample_el
     cur.prefetch((begin + kRunsAhead * stride) * sizeof(T));
     if (grid) {
       const std::size_t block = block_start(*grid, begin);
+      // Reaches into the second block if the first is shorter than the others.
       const std::size_t bytes = (std::min<std::size_t>(block + grid->length, count) - block) * sizeof(T);
       if (std::memcmp(prev.part(block * sizeof(T), bytes, prev_scratch_).data(),
                       cur.part(block * sizeof(T), bytes, cur_scratch_).data(), bytes) == 0)
@@ -277,14 +279,14 @@ template <class T>
 Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* grid) {
   constexpr double kChangesEnough = 400;  // for frequencies with an error of about 1 / sqrt(400) = 5 %
   const std::size_t elements = cur.size() / sizeof(T);
-  // Samples one element in 160, and again one in 64 if the first sample has too few changes. At least 4096 and at most
-  // 32768 elements are read.
-  for (const std::size_t sampled_one_in : {160, 64}) {
+  constexpr std::size_t kSampledMin = 4 * 1024, kSampledMax = 32 * 1024;  // elements
+  const auto sample_one_in = [&](std::size_t n) {
     Sampler sampler(field);
-    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / sampled_one_in, 4 * 1024, 32 * 1024), grid);
-    if (sampler.changes() >= kChangesEnough || sampled_one_in == 64) return std::move(sampler).finish();
-  }
-  return {};
+    sampler.add<T>(prev, cur, std::clamp(elements / n, kSampledMin, kSampledMax), grid);
+    return sampler;
+  };
+  if (Sampler sampler = sample_one_in(160); sampler.changes() >= kChangesEnough) return std::move(sampler).finish();
+  return sample_one_in(64).finish();
 }
 
 // From these values of Sample::dispersion on, rows count as different, or some as without changes. They are above 1,
@@ -303,7 +305,7 @@ SparseModel model_of(const Sample& sample, DType dtype, double elements) {
   std::array<ClassSample, kClasses> classes{};
   for (std::size_t exponent = 0; exponent < by_exponent.size(); ++exponent) {
     if (by_exponent[exponent].elements == 0) continue;
-    ClassSample& class_sample = classes[std::min<std::size_t>(exponent > base ? exponent - base : 0, kClasses - 1)];
+    ClassSample& class_sample = classes[exponent > base ? exponent - base : 0];
     class_sample = joined(class_sample, by_exponent[exponent]);
   }
   SparseModel model = fit_model(classes, static_cast<std::uint32_t>(base), elements,
@@ -327,8 +329,8 @@ SparseModel sample_model(const Content& prev, const Content& cur, const SegmentP
   return model;
 }
 
-// Elements and changes of a block, by class before clamping and shifting. Index 0 is kClassesBelow classes below the
-// model's first class, so that all shifts (-7 to 7) of the classes find their elements.
+// Elements and changes of a block, by class before clamping and shifting. Index kClassesBelow is the model's first
+// class. There are 16 classes more below and above the model's 32, so that all shifts (-7 to 7) find their elements.
 constexpr int kClassesBelow = 16, kCountedClasses = 64;
 struct BlockCounts {
   std::array<double, kCountedClasses> elements{}, changed{};
@@ -388,9 +390,9 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
     grid.length =
         static_cast<std::uint32_t>(is_single_row ? row_elements : kBlockElements / row_elements * row_elements);
   } else if (row_elements >= kBlockElements && row_elements < 4ull * kBlockElementsMax) {  // a part of a row
-    const std::uint64_t parts = (row_elements + kBlockElementsMax / 2) / kBlockElements;
-    grid.length = static_cast<std::uint32_t>((row_elements + parts - 1) / std::max<std::uint64_t>(parts, 1));
-  }
+    const std::uint64_t parts = row_elements / kBlockElements + 1;  // so that each is shorter than kBlockElements
+    grid.length = static_cast<std::uint32_t>((row_elements + parts - 1) / parts);
+  }  // otherwise, blocks do not end with the rows
   // The block grid is counted over the tensor, so a segment may begin within a block.
   grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
   return grid;

@@ -16,7 +16,7 @@ struct SparseModel {
   std::array<double, kRangesMax + 1> density{};
   double dense_fraction = 0;  // of elements in dense ranges
   bool rows_differ = false;   // the density of changes differs between the tensor's rows
-  // By class: log2 of the probability that an element does not change, and what to add to it for one that changes.
+  // By class: log2 of the probability that an element does not change, and what to add to it if the element changes.
   std::array<double, kClasses> stay_log2{}, change_log2_gain{};
 };
 

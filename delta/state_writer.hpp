@@ -15,9 +15,9 @@ class StateWriter {
   static std::span<std::byte> memory(OwnedState& state, std::size_t index);
   // Returns the digests of all leaves (digest.hpp) by tensor. Computes those that are not cached, and caches those of
   // sealed tensors.
-  static std::vector<std::vector<Digest>> leaf_digests(OwnedState& state, unsigned threads);
+  static LeafDigests leaf_digests(OwnedState& state, unsigned threads);
   // Caches the digests of the current content.
-  static void cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves);
+  static void cache_leaf_digests(OwnedState& state, LeafDigests leaves);
 };
 
 }  // namespace echoline::delta

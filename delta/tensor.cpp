@@ -80,6 +80,7 @@ Result<std::int64_t> element_count(std::span<const std::int64_t> shape) {
   for (const std::int64_t dim : shape) {
     if (dim < 0) return fail(Code::kInvalid, "", "shape {} has a negative dimension", shape_text(shape));
     is_empty |= dim == 0;
+    // A dimension of 0 does not hide that the others overflow.
     overflows |= __builtin_mul_overflow(count, std::max<std::int64_t>(dim, 1), &count);
   }
   if (overflows) return fail(Code::kInvalid, "", "shape {} has more than 2^63 - 1 elements", shape_text(shape));
@@ -90,12 +91,13 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> sh
   ECHO_ASSIGN(const std::int64_t count, element_count(shape));
   const std::size_t bits = dtype_bits(dtype);
   if (bits < 8) {
-    // Eight elements fill whole bytes, whatever their bits, so only the elements after the last eight can be short.
-    const std::uint64_t last_bits = static_cast<std::uint64_t>(count) % 8 * bits % 8;
-    if (last_bits != 0)
+    // Every eight elements fill whole bytes, so only those after the last eight can leave a byte unfilled.
+    const std::uint64_t whole_eights = static_cast<std::uint64_t>(count) / 8;
+    const std::uint64_t last_bits = static_cast<std::uint64_t>(count) % 8 * bits;
+    if (last_bits % 8 != 0)
       return fail(Code::kInvalid, "", "shape {} of {}, packed elements of {} bits, does not fill its last byte",
                   shape_text(shape), dtype_name(dtype), bits);
-    return static_cast<std::uint64_t>(count) / 8 * bits + static_cast<std::uint64_t>(count) % 8 * bits / 8;
+    return whole_eights * bits + last_bits / 8;
   }
   std::uint64_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::uint64_t>(count), bits / 8, &bytes))
@@ -171,7 +173,7 @@ Result<Digest> Digest::parse(std::string_view hex) {
 }
 
 void OwnedState::MemoryDeleter::operator()(std::byte* memory) const {
-  if (!block) ::operator delete[](memory, std::align_val_t{kAlignmentBytes});
+  if (!owner) ::operator delete[](memory, std::align_val_t{kAlignmentBytes});
 }
 
 Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, /*allocate=*/nullptr); }
@@ -186,7 +188,7 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
   };
   std::shared_ptr<std::byte> block;
   if (allocate) {
-    std::uint64_t block_bytes = kAlignmentBytes;  // never 0, also without tensors
+    std::uint64_t block_bytes = kAlignmentBytes;  // not 0, so that a state without tensors has a block too
     for (const TensorView& tensor : sorted) {
       ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(tensor));
       if (bytes > PTRDIFF_MAX - block_bytes)
@@ -287,15 +289,15 @@ std::span<std::byte> StateWriter::memory(OwnedState& state, std::size_t index) {
   return {tensor.memory.get(), tensor.byte_count};
 }
 
-std::vector<std::vector<Digest>> StateWriter::leaf_digests(OwnedState& state, unsigned threads) {
+LeafDigests StateWriter::leaf_digests(OwnedState& state, unsigned threads) {
   const auto has_digests = [](const OwnedState::Tensor& tensor) {
     return tensor.leaves.size() == leaf_count(tensor.byte_count);
   };
   StateView to_hash;
   for (const OwnedState::Tensor& tensor : state.tensors_)
     if (!has_digests(tensor)) to_hash.push_back(OwnedState::view_of(tensor));
-  std::vector<std::vector<Digest>> new_digests = leaf_digests_of(to_hash, threads);
-  std::vector<std::vector<Digest>> leaves;
+  LeafDigests new_digests = leaf_digests_of(to_hash, threads);
+  LeafDigests leaves;
   leaves.reserve(state.tensors_.size());
   auto next_new = new_digests.begin();
   for (OwnedState::Tensor& tensor : state.tensors_) {
@@ -305,7 +307,7 @@ std::vector<std::vector<Digest>> StateWriter::leaf_digests(OwnedState& state, un
   return leaves;
 }
 
-void StateWriter::cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves) {
+void StateWriter::cache_leaf_digests(OwnedState& state, LeafDigests leaves) {
   for (std::size_t i = 0; i < leaves.size(); ++i)
     if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
 }

@@ -49,7 +49,7 @@ inline constexpr std::array kAllDTypes = {
     DType::kC64,  DType::kF4,  DType::kF6E2M3, DType::kF6E3M2};
 
 std::size_t dtype_bits(DType dtype);
-// Bytes of a unit of storage, in which patches count and encode: an element, or a byte of packed elements.
+// Bytes of the unit in which patches count and code: an element, or one byte if elements are packed.
 std::size_t dtype_bytes(DType dtype);
 // The name safetensors uses: "BF16", "F32", "BOOL", ...
 std::string_view dtype_name(DType dtype);
@@ -89,10 +89,13 @@ struct Digest {
   std::array<std::byte, 16> bytes{};
   // 32 lower-case hexadecimal digits, most significant byte first.
   std::string hex() const;
-  // The inverse of hex(); upper case is accepted too. kInvalid otherwise.
+  // The inverse of hex(); accepts upper case too. kInvalid for any other text.
   static Result<Digest> parse(std::string_view hex);
   friend auto operator<=>(const Digest&, const Digest&) = default;
 };
+
+// Digests by tensor, in canonical order, and by leaf (a part of 64 KiB of a tensor, digest.hpp).
+using LeafDigests = std::vector<std::vector<Digest>>;
 
 // A state that owns its memory: one 64-byte aligned block per tensor, in canonical order. Addresses do not change
 // during the object's life, including moves. Not thread-safe: one writer, or several readers.
@@ -103,10 +106,11 @@ class OwnedState {
   // content is uninitialised, so that memory costs nothing before it is written. kInvalid for an invalid name or shape,
   // kExhausted if memory runs out.
   static Result<OwnedState> empty_like(const StateView& like);
-  // As above, in one block of memory from `allocate`: this many bytes at a multiple of 64.
+  // As above, in one block of memory. `allocate` returns the block: `bytes` bytes at an address that is a multiple
+  // of 64.
   using Allocate = std::function<Result<std::shared_ptr<std::byte>>(std::uint64_t bytes)>;
   static Result<OwnedState> empty_like(const StateView& like, const Allocate& allocate);
-  // As above, for a canonical `like`, in the memory of `owner`: `memory` has the place of each tensor, of its size.
+  // As above, for a canonical `like`, in existing memory: memory[i] has the size of tensor i. `owner` keeps it alive.
   static Result<OwnedState> over(const StateView& like, std::span<const std::span<std::byte>> memory,
                                  std::shared_ptr<const void> owner);
 
@@ -118,9 +122,9 @@ class OwnedState {
   std::optional<std::size_t> find(std::string_view name) const;
   std::span<const std::byte> bytes(std::size_t index) const;
 
-  // Returns writable memory. From now on the tensor counts as changing, and its digest is not cached, until seal() ends
-  // the use of all writable spans.
+  // Returns writable memory. Until seal(), the tensor counts as changing, and its digests are not cached.
   std::span<std::byte> mutable_bytes(std::size_t index);
+  // Ends the use of all spans that mutable_bytes() returned.
   void seal();
 
   // Digest of the current content, computed by up to `threads` threads. Digests of sealed tensors are cached.
@@ -129,7 +133,7 @@ class OwnedState {
  private:
   friend class StateWriter;
   struct MemoryDeleter {
-    std::shared_ptr<const void> block;  // the block that contains the memory; null: none
+    std::shared_ptr<const void> owner;  // keeps the memory alive; null: the memory is the tensor's own and is freed
     void operator()(std::byte* memory) const;
   };
   struct Tensor {

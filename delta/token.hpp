@@ -1,7 +1,7 @@
 // Steps as tokens, and single symbols of rANS, the entropy coder (block.hpp). A step is the signed difference of an
-// element's new and old bits, both as ordered integers. A token stands for its sign and the upper part of its
-// magnitude. Functions with internal linkage, because the block kernels use them in translation units compiled for
-// different processors. Internal to this folder.
+// element's new and old bits, both as ordered integers. A token stands for its direction (towards zero or away from it)
+// and the upper part of its magnitude. Functions with internal linkage, because the block kernels use them in
+// translation units compiled for different processors. Internal to this folder.
 #pragma once
 #include <cstdint>
 
@@ -9,19 +9,19 @@
 
 namespace echoline::delta {
 
-// The token of a step of `magnitude` (at least 1), towards zero or away from it. Tokens 0 to 15 are magnitudes 1 to 8.
-// From there on each bit length from 4 up has four tokens: two halves of its magnitudes, two directions.
+// The token of a step of `magnitude` (at least 1), towards zero or away from it. After the exact tokens, each bit
+// length from 4 up has four tokens: two halves of its magnitudes, two directions.
 static inline unsigned token_of_step(std::uint64_t magnitude, bool towards_zero) {
-  if (magnitude <= 8) return 2 * static_cast<unsigned>(magnitude - 1) + towards_zero;
+  if (magnitude <= kExactMagnitudeMax) return 2 * static_cast<unsigned>(magnitude - 1) + towards_zero;
   const auto length = static_cast<unsigned>(64 - __builtin_clzll(magnitude));
   const auto upper_half = static_cast<unsigned>((magnitude >> (length - 2)) & 1);
-  return 16 + 4 * (length - 4) + 2 * upper_half + towards_zero;
+  return kExactTokens + 4 * (length - 4) + 2 * upper_half + towards_zero;
 }
 
 // The number of bits of the magnitude that a token does not give: all but the two highest.
-static inline unsigned extra_bits(unsigned token) { return token < 16 ? 0 : (token - 16) / 4 + 2; }
+static inline unsigned extra_bits(unsigned token) { return token < kExactTokens ? 0 : (token - kExactTokens) / 4 + 2; }
 
-// Reads the extra bits of a token.
+// Reads the extra bits of a token; if they are more than 32, those above the lowest 32 come first.
 static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
   const unsigned count = extra_bits(token);
   const std::uint64_t high = count > 32 ? get_bits(bits, count - 32) << 32 : 0;
@@ -31,35 +31,35 @@ static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
 // The step of a token with its extra bits; steps towards zero (odd tokens) are negative, in two's complement.
 static inline std::uint64_t step_of_token(unsigned token, std::uint64_t extra) {
   std::uint64_t magnitude = token / 2 + 1;
-  if (token >= 16) {
-    const std::uint64_t top_bits = 0b10u | ((token - 16) / 2 & 1);  // the leading one, and the half
+  if (token >= kExactTokens) {
+    const std::uint64_t top_bits = 0b10u | ((token - kExactTokens) / 2 & 1);  // the leading one, and the half
     magnitude = top_bits << extra_bits(token) | extra;
   }
   return token & 1 ? ~magnitude + 1 : magnitude;
 }
 
+template <class T>
+static constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+
 // A bijection from bits to integers that increase with the value, so that neighbouring floats differ by one.
 template <class T>
 static inline T to_ordered(T bits, bool is_float) {
-  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   if (!is_float) return bits;
-  return static_cast<T>(bits & kSignBit ? ~bits : bits | kSignBit);
+  return static_cast<T>(bits & kSignBit<T> ? ~bits : bits | kSignBit<T>);
 }
 template <class T>
 static inline T from_ordered(T ordered, bool is_float) {
-  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   if (!is_float) return ordered;
-  return static_cast<T>(ordered & kSignBit ? ordered & ~kSignBit : ~ordered);
+  return static_cast<T>(ordered & kSignBit<T> ? ordered & ~kSignBit<T> : ~ordered);
 }
 
-// The token of a change from `old` to `now`, which must differ. Sets `magnitude` to the step's; its lowest
-// extra_bits(token) bits follow the token.
+// The token of a change from `old` to `now`. Sets `magnitude` to the step's; its lowest extra_bits(token) bits follow
+// the token. If old and new are equal, `magnitude` is 0, and the result is no token.
 template <class T>
 static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
-  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
   // The step is towards zero if a positive value goes down, or a negative float up.
-  const bool is_down = step & kSignBit, is_negative = is_float && (old & kSignBit);
+  const bool is_down = step & kSignBit<T>, is_negative = is_float && (old & kSignBit<T>);
   magnitude = is_down ? static_cast<T>(~step + 1) : step;
   return token_of_step(magnitude, is_down != is_negative);
 }
@@ -67,8 +67,7 @@ static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& 
 // The new bits after a step of step_of_token().
 template <class T>
 static inline T apply_step(T old, std::uint64_t step, bool is_float) {
-  constexpr T kSignBit = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
-  const auto signed_step = static_cast<T>(is_float && (old & kSignBit) ? ~step + 1 : step);
+  const auto signed_step = static_cast<T>(is_float && (old & kSignBit<T>) ? ~step + 1 : step);
   return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
 }
 
@@ -110,7 +109,8 @@ static inline void rans_read_many_states(ManyStateRansReader& reader, std::uint3
 }
 
 // Reads small symbols [begin, end) of a run. On entry symbols[i] is its element's range << kSymbolBits; the symbol is
-// added to it. A range is a group of exponents with one table.
+// added to it. A range is a group of exponents with one table. A table entry is, from the lowest bit: offset (8 bits),
+// frequency - 1 (8), symbol.
 static inline void read_small_run(SmallReader& reader, std::uint32_t begin, std::uint32_t end,
                                   const SmallTables& tables, std::uint8_t* symbols) {
   for (std::uint32_t i = begin; i < end; ++i) {
@@ -128,13 +128,18 @@ static inline void read_small_run(SmallReader& reader, std::uint32_t begin, std:
   }
 }
 
+// The number of states after which the next run of small symbols begins: the run's length, in whole vectors.
+static inline std::uint32_t states_of_run(std::uint32_t length) {
+  return (length + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+}
+
 // Encodes a small symbol into a state. Returns whether the state's low byte was output to `byte` first, which happens
-// if the state would become too large. With frequency f the new state is x + first_slot + floor(x / f) * (256 - f),
-// which is floor(x / f) * 256 + x % f + first_slot.
+// if the state would become too large. Let x be what is left of the state, and f the symbol's frequency. The new state
+// is floor(x / f) * 256 + x % f + first_slot. Here it is computed as x + first_slot + floor(x / f) * (256 - f).
 static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
   const std::uint32_t other_slots = codes.other_slots[symbol];
   *byte = static_cast<std::byte>(state & 0xff);
-  const bool spill = (state >> 8) + other_slots >= kSmallSlots;
+  const bool spill = (state >> 8) + other_slots >= kSmallSlots;  // state / 256 >= f
   const std::uint32_t x = spill ? state >> 8 : state;
   const std::uint32_t reciprocal = codes.reciprocal_low[symbol] | std::uint32_t{codes.reciprocal_high[symbol]} << 8;
   const std::uint32_t quotient = (x * reciprocal >> 16) >> codes.shift[symbol];

@@ -1,4 +1,4 @@
-// Actions: the requests of a protocol core to its driver, and its reports to the application.
+// Actions: the requests of a protocol core to its driver, and what it reports and delivers to the application.
 #pragma once
 #include <string>
 #include <variant>
@@ -17,7 +17,7 @@ namespace act {
 
 // ---- the network ----
 
-// The purpose of a connection. Enrolment is anonymous; every other connection shows the node's certificate. Data
+// The purpose of a connection. A node that enrols shows no certificate; on all other connections it does. Data
 // connections use the congestion control and socket settings of bulk traffic.
 enum class Service : std::uint8_t { kEnrol, kControl, kData };
 struct Dial {
@@ -42,7 +42,7 @@ struct Close {
 struct Admit {
   ConnId conn;
 };
-// Stops or resumes reading on this connection; if `conn` is absent, on all.
+// Stops or resumes reading on this connection, or on all connections if `conn` is absent.
 struct SetReading {
   std::optional<ConnId> conn;
   bool on = true;
@@ -58,8 +58,9 @@ struct UseCertificate {
 struct SaveState {
   std::string bytes;
 };
-// Keeps the announcement, a chunk or the manifest of a publication: `record` (frame bytes) goes to the end of its log,
-// `data` to its place in the payload. on_spooled() follows for a chunk.
+// Writes the announcement, a chunk or the manifest of a publication to its spool, the publication's files on this disk:
+// `record` (frame bytes) to the end of the log file, `data` to its place in the payload file. on_spooled() follows for
+// a chunk.
 struct Spool {
   PublicationId publication{};
   Slice record;
@@ -74,73 +75,78 @@ struct ReadChunk {
   std::uint64_t offset = 0;
   std::uint32_t length = 0;
 };
-// Deletes the spool: all that Spool has kept of a publication.
+// Deletes the spool of a publication.
 struct DropSpool {
   PublicationId publication{};
 };
 
 // ---- the application of the learner ----
 
-// A worker has joined, for the first time or again after WorkerAway.
-struct Joined {
+// A worker has joined, for the first time or again after ReportWorkerAway.
+struct ReportWorkerJoined {
   MemberInfo member;
 };
-struct WorkerAway {  // unreachable: its leases are void, its membership is kept for LearnerRules::away_max
+// The worker is unreachable: its leases are void, its membership is kept for LearnerRules::away_max.
+struct ReportWorkerAway {
   WorkerId worker;
   std::string reason;
 };
-struct Lost {  // gone for good, or expelled
+// The worker is gone for good, or expelled.
+struct ReportWorkerLost {
   WorkerId worker;
   std::string reason;
 };
 // A problem on the worker's machine that an operator must solve.
-struct WorkerTrouble {
+struct ReportWorkerTrouble {
   WorkerId worker;
   std::string text;
 };
 // The worker has acknowledged that it installed this version.
-struct Acked {
+struct ReportInstalled {
   WorkerId worker;
   Version version;
   Digest policy_digest{};
 };
 // A message of the worker's application.
-struct MessageFrom {
+struct DeliverWorkerMessage {
   WorkerId worker;
   std::string bytes;
 };
-using overlay::HeartbeatReceived;  // only if the application asked for heartbeats
-struct BroadcastDone {
+struct ReportHeartbeat {  // only if LearnerConfig::reports_heartbeats
+  HeartbeatReceived heartbeat;
+};
+// A quorum has installed a publication.
+struct ReportBroadcast {
   BroadcastReport report;
 };
-struct TopologyChanged {
+struct ReportTopology {
   chains::Topology topology;
 };
 // Asks for a publication that brings a late worker to version `current` and is not stored yet: the stored deltas from
 // `from` folded into one, or a full snapshot. At most one request at a time is open.
-struct NeedCatchUp {
+struct RequestCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot
 };
 // The learner moves the fleet to another kind of topology.
-struct ChoseTopology {
+struct ReportTopologyChoice {
   std::string text;  // the new kind, and the reason
 };
-struct FoundSlowHop {
+struct ReportSlowHop {
   SlowHop hop;
 };
 
 // ---- the application of a worker ----
 
 // The learner has admitted this worker, for the first time or again.
-struct Welcomed {
+struct ReportWelcome {
   WorkerId self;
   std::string welcome;  // the first message of the learner's application
 };
 // The next publication to install.
-struct Deliver {
+struct DeliverPublication {
   Publication publication;
-  // If set, `publication` has no payload yet: the driver opens this publication's spool as its payload. Absent: the
+  // If set, the payload is on disk: the driver sets `publication.payload` to this publication's spool. Absent: the
   // payload is in memory.
   std::optional<PublicationId> spooled;
   std::uint64_t bytes = 0;  // of the payload
@@ -149,14 +155,15 @@ struct DeliverPart {  // only if MemberConfig::delivers_parts
   PublicationPart part;
 };
 // A message of the learner's application.
-struct Message {
+struct DeliverLearnerMessage {
   std::string bytes;
 };
-// The learner is unreachable. The worker keeps forwarding and tries to come back; Welcomed follows then.
-struct Away {
+// The learner is unreachable. The worker keeps forwarding and tries to come back; ReportWelcome follows then.
+struct ReportLearnerAway {
   std::string reason;
 };
-struct Disconnected {  // the last action of a core
+// The core has ended; this is its last action.
+struct ReportEnd {
   std::string reason;
   bool in_order = false;  // a clean exit: the run has ended, or this side left
 };
@@ -165,9 +172,10 @@ struct Disconnected {  // the last action of a core
 
 using Action =
     std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate, act::SaveState,
-                 act::Spool, act::ReadChunk, act::DropSpool, act::Joined, act::WorkerAway, act::Lost,
-                 act::WorkerTrouble, act::Acked, act::MessageFrom, act::HeartbeatReceived, act::BroadcastDone,
-                 act::TopologyChanged, act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop, act::Welcomed,
-                 act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
+                 act::Spool, act::ReadChunk, act::DropSpool, act::ReportWorkerJoined, act::ReportWorkerAway,
+                 act::ReportWorkerLost, act::ReportWorkerTrouble, act::ReportInstalled, act::DeliverWorkerMessage,
+                 act::ReportHeartbeat, act::ReportBroadcast, act::ReportTopology, act::RequestCatchUp,
+                 act::ReportTopologyChoice, act::ReportSlowHop, act::ReportWelcome, act::DeliverPublication,
+                 act::DeliverPart, act::DeliverLearnerMessage, act::ReportLearnerAway, act::ReportEnd>;
 
 }  // namespace echoline::overlay

@@ -13,8 +13,8 @@ struct ConnectionLimits {
   std::size_t per_identity = 0;   // pending peers with the same certificate
   std::size_t members = 0;        // workers of a learner; at a worker, connections to children
 
-  // Leaves a reserve for all other files of the process: databases, checkpoints, state, spools. FORMAT.md, "Identity",
-  // promises these fractions.
+  // Leaves a reserve for all other files of the process: databases, checkpoints, state, spools. FORMAT.md promises
+  // these fractions. A member may have several connections, so there are fewer members than connections left for them.
   static constexpr ConnectionLimits of(std::size_t files) {
     const std::size_t reserve = std::clamp<std::size_t>(files / 4, 64, 512);
     ConnectionLimits limits;

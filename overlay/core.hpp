@@ -40,7 +40,7 @@ struct CoreOptions {
   double wire_overhead = 0;       // fraction that network headers add to every byte; counts towards the limits
   double unix_origin_s = 0;       // the wall clock at TimePoint zero [s since 1970], for certificates and expiry
   FaultPoints* faults = nullptr;  // only in tests
-  ConnectionLimits connections = ConnectionLimits::of(/*files=*/65536);
+  ConnectionLimits connections = ConnectionLimits::of(/*files=*/65536);  // nodes set those of their process
 };
 
 class Core {
@@ -167,8 +167,8 @@ class SilenceMeter {
   void on_regular_message(TimePoint now);
   // The peer sent a message that is not a regular one, so its gap is not counted.
   void on_other_message(TimePoint now) { last_other_at_ = now; }
-  // This process was suspended for `pause`, until now. That time does not count as silence of the peer. The times are
-  // at most `now`, because the peer may have been heard since.
+  // This process was suspended for `pause`, until now. That time does not count as silence of the peer. If the peer
+  // was heard after the suspension, the whole pause would be too much, so `now` bounds both times.
   void postpone(Duration pause, TimePoint now) {
     last_regular_at_ = std::min(last_regular_at_ + pause, now);
     last_other_at_ = std::min(last_other_at_ + pause, now);

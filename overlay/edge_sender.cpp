@@ -6,7 +6,7 @@
 namespace echoline::overlay {
 
 bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
-  // With a version to catch up to, this node only helps the child: an edge of its own.
+  // A child that asks for a version to catch up to is a helped one. It gets an edge of its own.
   const auto [it, added] = edges_.try_emplace({child, hello.catch_up_to.has_value()});
   Edge& edge = it->second;
   if (edge.conns.size() >= kStreamsMax) return false;
@@ -190,8 +190,9 @@ bool EdgeSender::has_many_deltas(const Edge& edge, const std::vector<Publication
   if (path.size() <= kDeltasMax || path.front().base != edge.position) return false;
   if (!snapshot_bytes || static_cast<double>(bytes) < kDeltasBytesFraction * static_cast<double>(*snapshot_bytes))
     return false;
-  return std::count_if(store_.entries().begin(), store_.entries().end(),
-                       [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;  // the next delta
+  return std::count_if(store_.entries().begin(), store_.entries().end(), [&](const auto& entry) {
+           return entry.first.base == edge.position;
+         }) == 1;  // only the path's first delta
 }
 
 // Finds the path from the child's version to the newest with the fewest bytes still to send: a shortest path over the
@@ -226,9 +227,8 @@ void EdgeSender::plan_path(Edge& edge) {
       lacks_chunks |= base_path->second.lacks_chunks;
     }
     const auto [it, added] = cheapest_to.try_emplace(key.version);
-    const bool is_cheaper =
-        added || cost_bytes < it->second.cost_bytes || (cost_bytes == it->second.cost_bytes && key.base);
-    if (is_cheaper)
+    const bool is_delta_at_equal_cost = cost_bytes == it->second.cost_bytes && key.base;
+    if (added || cost_bytes < it->second.cost_bytes || is_delta_at_equal_cost)
       it->second = {
           .cost_bytes = cost_bytes, .last = key, .last_lacks_chunks = last_lacks_chunks, .lacks_chunks = lacks_chunks};
   };
@@ -274,16 +274,15 @@ void EdgeSender::plan_path(Edge& edge) {
   auto chosen = cheapest_to.lower_bound(target);  // the cheapest path to the target or beyond
   for (auto it = chosen; it != cheapest_to.end(); ++it)
     if (it->second.cost_bytes < chosen->second.cost_bytes) chosen = it;
-  const double factor = catch_ups_on_demand_ ? kSnapshotFactor : kHandOverFactor;
-  const bool is_costly = chosen != cheapest_to.end() && snapshot_bytes &&
-                         static_cast<double>(chosen->second.cost_bytes) >
-                             factor * edge.wanted.share() * static_cast<double>(*snapshot_bytes);
   if (chosen == cheapest_to.end()) {
     report_trouble(edge, {.target = target, .snapshot_is_cheaper = false}, can_fold);
     // Another node brings the child to `target`; from there, this node sends again.
     if (!catch_ups_on_demand_) edge.position = target;
     return;
   }
+  const double factor = catch_ups_on_demand_ ? kSnapshotFactor : kHandOverFactor;
+  const bool is_costly = snapshot_bytes && static_cast<double>(chosen->second.cost_bytes) >
+                                               factor * edge.wanted.share() * static_cast<double>(*snapshot_bytes);
   std::vector<PublicationKey> path;
   for (std::optional<Version> version = chosen->first; version;) {  // from the target back to the child's version
     const Path& step = cheapest_to.at(*version);

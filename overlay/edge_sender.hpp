@@ -88,9 +88,9 @@ class EdgeSender {
   struct Edge final : Source {
     EdgeSender* owner = nullptr;
     WorkerId child;
-    std::vector<ConnId> conns;  // in the order of streams
-    std::optional<Version> catch_up_to;
-    bool full_only = false;
+    std::vector<ConnId> conns;                     // in the order of streams
+    std::optional<Version> catch_up_to;            // of a helped child: the version it asked for
+    bool full_only = false;                        // the child wants one full snapshot and no deltas
     StripeMask wanted;                             // the stripes, shares of all chunks, that the child receives here
     std::optional<Version> position;               // the child's version once it has all sent bytes
     std::map<PublicationId, KnownChunks> known;    // chunks it has or was sent

@@ -7,6 +7,7 @@ namespace echoline::overlay {
 
 std::vector<ConnId> PendingPeers::add(ConnId conn, PeerInfo peer, TimePoint deadline) {
   const bool is_anonymous = peer.identity.kind == trust::PeerIdentity::Kind::kAnonymous;
+  // An anonymous peer is counted by its host. No limit holds for a host alone, because machines may share its address.
   std::string source = is_anonymous ? peer.host : to_text(peer.identity);
   std::vector<ConnId> dropped;
   const auto drop = [&](ConnId old) {

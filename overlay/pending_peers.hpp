@@ -1,6 +1,7 @@
-// Pending peers: connections whose TLS handshake is done and whose first request has not come yet. If they are too
-// many, PendingPeers closes the oldest connection of a certificate above ConnectionLimits::per_identity, then the
-// oldest one of the source with the most connections. A peer that enrols has no certificate. No I/O and no clock.
+// Pending peers: connections whose TLS handshake is done and whose first request has not come yet. The
+// source of a pending peer is its certificate; a peer that enrols has none, so its source is its address. If a
+// certificate has more than ConnectionLimits::per_identity connections, its oldest one is closed. If there are too many
+// in total, the oldest one of the source with the most connections is closed. No I/O and no clock.
 #pragma once
 #include <deque>
 #include <map>
@@ -47,7 +48,7 @@ class PendingPeers {
 
   ConnectionLimits limits_;
   std::map<ConnId, Entry> all_;
-  std::map<std::string, std::deque<ConnId>> by_source_;  // a certificate, or the address of a peer without one
+  std::map<std::string, std::deque<ConnId>> by_source_;  // oldest first
   std::set<std::pair<TimePoint, ConnId>> deadlines_;
   std::uint64_t next_arrival_number_ = 0;
 };

@@ -159,7 +159,7 @@ void PublicationStore::spool_chunk(const StoredPublication& entry, std::uint32_t
 void PublicationStore::try_disk_again() {
   for (int offered = 0; offered < kOfferedPerWrite && !unwritten_.empty();) {
     const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
-    const StoredPublication& entry = entries_.at(key_by_id_.at(id));
+    const StoredPublication& entry = entries_.at(key_by_id_.at(id));  // erase() removes chunks of dropped ones
     if (!entry.have.contains(index) || entry.chunks[index].on_disk || writes_in_progress_.contains({id, index}))
       continue;
     spool_chunk(entry, index);
@@ -215,6 +215,7 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version > for_key.version) break;
     if (key.full() && key != for_key && !stored.complete) erase(PublicationKey(key));
   }
+  // A delta that can be installed at once also makes the versions between its base and its own version superfluous.
   const Version kept_up_to = installable_now && for_key.base ? *for_key.base : for_key.version;
   for (auto it = entries_.end(); may_drop_later && is_full() && it != entries_.begin();) {
     const PublicationKey newest_key = std::prev(it)->first;
@@ -262,12 +263,12 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
 }
 
 void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
-  const auto key = key_by_id_.find(id);
   if (!written) has_disk_failed_ = true;
   // Only the last write in progress counts (see writes_in_progress_).
   const auto writing = writes_in_progress_.find({id, index});
   if (writing != writes_in_progress_.end() && --writing->second > 0) return;
   if (writing != writes_in_progress_.end()) writes_in_progress_.erase(writing);
+  const auto key = key_by_id_.find(id);
   StoredPublication* const entry = key == key_by_id_.end() ? nullptr : &entries_.at(key->second);
   const bool still_stored = entry && entry->have.contains(index);
   if (!written) {
@@ -302,8 +303,8 @@ bool PublicationStore::on_chunk_read(const PublicationId& id, std::uint32_t inde
   return true;
 }
 
-std::optional<act::Deliver> PublicationStore::delivery(StoredPublication& entry) {
-  act::Deliver deliver;
+std::optional<act::DeliverPublication> PublicationStore::delivery(StoredPublication& entry) {
+  act::DeliverPublication deliver;
   deliver.publication.id = entry.id;
   deliver.publication.version = entry.key().version;
   deliver.publication.base = entry.key().base;

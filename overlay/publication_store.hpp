@@ -102,7 +102,7 @@ class PublicationStore {
   void erase_partial_up_to(Version version);
   // A complete publication for the application: its bytes in memory, or its spool. Absent if only some bytes are on
   // disk and only others in memory: the rest is then read back, and the caller asks again after on_chunk_read().
-  std::optional<act::Deliver> delivery(StoredPublication& publication);
+  std::optional<act::DeliverPublication> delivery(StoredPublication& publication);
 
   // Drops expired publications with versions below `keep_from`. Returns whether any was dropped.
   bool erase_expired(std::uint64_t unix_ms, Version keep_from);

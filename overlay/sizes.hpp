@@ -41,7 +41,7 @@ inline Bytes worker_disk_bytes(Bytes policy) {
   return {std::max<std::uint64_t>(4ull << 30, 3 * publication_bytes_max(policy).count)};
 }
 
-// The smallest chunk size that divides such a policy into at most kChunksMax chunks.
+// The smallest chunk size at which the largest publication of a policy has at most kChunksMax chunks.
 inline Bytes chunk_bytes_min(Bytes policy) {
   const std::uint64_t needed = (publication_bytes_max(policy).count + kChunksMax - 1) / kChunksMax;
   return {std::max<std::uint64_t>(kChunkBytesMin, needed)};

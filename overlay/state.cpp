@@ -19,7 +19,8 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// In this file, `proto` is the protobuf form of `state`, and proto_... are its parts.
+// In this file, `proto` is the protobuf form of `state`, and proto_... are its parts. Some of its fields have older
+// names: `slanders` is accuses_falsely, `broken` is malformed, and a `Word` is an accusation.
 
 // Makes a state file: magic, BLAKE3 of the body, body.
 template <class Body>

@@ -66,7 +66,7 @@ class Payload {
   std::shared_ptr<const int> file_;
 };
 
-inline constexpr std::size_t kNoteBytesMax = 4096;
+inline constexpr std::size_t kNoteBytesMax = 4096;  // of Publication::note
 
 // One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
 struct Publication {
@@ -109,11 +109,11 @@ struct StoredDeltas {
   std::vector<Payload> deltas;
 };
 
-// The parts of the time T_b of one broadcast, for the worker that completed the quorum. The parts are consecutive and
-// add up to T_b. A worker's clock differs from the learner's, so it reports durations.
+// The parts of the broadcast time T_b of one publication, for the worker that completed the quorum. The parts are
+// consecutive and add up to T_b. A worker reports durations, because its clock differs from the learner's.
 struct BroadcastParts {
-  // From the publication until its last byte was encoded, without hashing and signing. The first chunks leave
-  // meanwhile.
+  // From the start of the publication until its last byte was encoded, without hashing and signing. The first chunks
+  // leave meanwhile.
   Duration encode{};
   // Hashing and signing of chunks, and the time from the last byte until the digest was on disk and the publication
   // closed.
@@ -151,7 +151,7 @@ struct WorkerView {
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
   bool silent = false;                     // no heartbeat for too long, so no place in the topology
   bool reachable = false;                  // the learner could dial the worker's advertised address
-  std::optional<Duration> delay;           // one way from the learner, measured when dialling the worker.
+  std::optional<Duration> delay;           // one way from the learner, measured when dialling the worker
   bool quarantined = false;                // may not forward: several workers accuse it, or it accuses many
   std::string application_bytes;           // the application's part of its last heartbeat
 };

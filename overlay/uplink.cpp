@@ -104,9 +104,8 @@ void Uplink::emit_slice(ConnId conn, std::size_t bytes) {
   SourceState& state = sources_.at(connection.source_id);
   const OutFrame& frame = *connection.frame;
   act::Send send{conn, {}, {}};
-  const std::size_t head_bytes = connection.frame_bytes_sent < frame.head.size()
-                                     ? std::min(bytes, frame.head.size() - connection.frame_bytes_sent)
-                                     : 0;
+  const std::size_t unsent_head_bytes = frame.head.size() - std::min(connection.frame_bytes_sent, frame.head.size());
+  const std::size_t head_bytes = std::min(bytes, unsent_head_bytes);
   if (head_bytes) send.head = frame.head.part(connection.frame_bytes_sent, head_bytes);
   if (bytes > head_bytes)
     send.tail = frame.tail.part(connection.frame_bytes_sent + head_bytes - frame.head.size(), bytes - head_bytes);

@@ -34,7 +34,7 @@ class Uplink {
   // Both must outlive the uplink.
   Uplink(Pacer& pacer, std::vector<Action>& actions) : pacer_(pacer), actions_(actions) {}
 
-  // Opens a connection of `source`. A source is removed with its last connection.
+  // Opens a connection of `source`, which must exist until its last connection is closed.
   void open(ConnId conn, Source& source);
   // Closes a connection. A frame taken and not sent is lost, unless a frame of send_now() waits behind it: then both
   // leave first.
@@ -105,7 +105,7 @@ class Uplink {
   bool is_backlogged_ = false;  // there was something to send ever since the link became free
   std::uint64_t bytes_sent_ = 0;
   std::size_t in_flight_ = 0;                     // bytes of all connections that the network has not taken yet
-  double recent_bytes_ = 0, recent_seconds_ = 0;  // while busy; halved at intervals
+  double recent_bytes_ = 0, recent_seconds_ = 0;  // while busy; halved at kRecentSecondsMax
   TimePoint accounted_until_{};
 };
 

@@ -115,8 +115,10 @@ constexpr std::string_view kScript = R"((() => {
     const hasManyPoints = plot.series.some(s => s.points.length > 30);
     const yValues = plot.series.flatMap(s => s.points).flatMap(p => p.low === undefined ? [p.y] : [p.low, p.high, p.y]);
     const yLow = Math.min(...yValues), yHigh = Math.max(...yValues);
-    // The y axis starts at 0 unless that leaves more than half of it empty.
-    const yMin = yLow >= 0 && (yLow < yHigh / 2 || yLow === yHigh) ? 0 : yLow;
+    // The y axis starts at 0 if no value is negative and the values extend over more than half of that axis. Equal
+    // values also get an axis from 0, because one from their value would have no length.
+    const startsAtZero = yLow >= 0 && (yLow < yHigh / 2 || yLow === yHigh);
+    const yMin = startsAtZero ? 0 : yLow;
     return new Chart(document.getElementById('plot' + i), {
       type: 'line',
       plugins: [intervals],

@@ -153,7 +153,7 @@ class CudaBackend final : public DeviceBackend {
 
   Status set_mark(unsigned mark) override {
     ECHO_TRY(make_device_current());
-    ECHO_TRY(order_out_stream());
+    ECHO_TRY(order_out_stream());  // so that the mark is after the work of both streams
     CUDA_TRY("record a CUDA event", cudaEventRecord(marks_[mark], out_stream_));
     return ok();
   }
@@ -220,7 +220,7 @@ class CudaBackend final : public DeviceBackend {
   // Makes copies to the host that are queued from now on wait for all earlier work, because they have their own stream.
   Status order_out_stream() {
     CUDA_TRY("record a CUDA event", cudaEventRecord(order_, stream_));
-    CUDA_TRY("order CUDA streams", cudaStreamWaitEvent(out_stream_, order_, 0));
+    CUDA_TRY("order CUDA streams", cudaStreamWaitEvent(out_stream_, order_, /*flags=*/0));
     return ok();
   }
 
@@ -251,7 +251,7 @@ class CudaBackend final : public DeviceBackend {
   const int ordinal_;
   std::string name_;
   cudaStream_t stream_ = nullptr, out_stream_ = nullptr;  // out_stream_: for copies to the host
-  cudaEvent_t order_ = nullptr;                           // the end of the work that copies to the host wait for
+  cudaEvent_t order_ = nullptr;  // the end of the work for which the next copies to the host wait
   cudaEvent_t marks_[kMarks] = {};
   static constexpr std::uint64_t kRegisteredBytesMin = 64u << 20;  // smaller memory comes from cudaMallocHost()
   std::mutex registered_mutex_;                                    // any thread may free states in such memory

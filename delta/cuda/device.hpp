@@ -20,7 +20,7 @@ namespace echoline::delta::cuda {
 class DeviceBackend;  // a GPU's memory and queue (backend.hpp)
 
 struct DeviceOptions {
-  int ordinal = 0;
+  int ordinal = 0;                         // number of the CUDA device
   std::uint64_t batch_bytes = 128u << 20;  // bytes of a state that extraction compares at a time
   // Size of each of extraction's buffers for changes: three in device memory and two in pinned host memory. If a
   // batch's changes do not fit, the batch is compared again in smaller parts. The buffers always have room for the
@@ -55,8 +55,8 @@ class DeviceState {
   std::shared_ptr<std::byte> memory_;  // null: attached memory, not owned
   StateView tensors_;                  // `bytes` are on the device
   std::uint64_t total_bytes_ = 0;
-  std::vector<std::vector<Digest>> leaf_digests_;  // by tensor; empty if unknown
-  bool torn_ = false;                              // partly changed, because the device failed during a change
+  LeafDigests leaf_digests_;  // empty for tensors with unknown digests
+  bool torn_ = false;         // partly changed, because the device failed during a change
 };
 
 // The changed elements of a part of a tensor.

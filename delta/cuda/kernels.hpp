@@ -75,8 +75,8 @@ struct ExtractSegment {
   std::uint32_t element_bytes;  // 1, 2, 4 or 8
 };
 
-// The result of a tile: `count` changes, with positions (u32, within the segment) at `offset` of the records, followed
-// by their values, see record_bytes(). If offset is kNoRoom, only the count.
+// The result of a tile: `count` changes. Their record has the positions (u32, within the segment) at `offset` of the
+// records, then the values, see record_bytes(). If `offset` is kNoRoom, there is no record.
 struct TileResult {
   std::uint64_t offset;
   std::uint64_t count;
@@ -92,6 +92,7 @@ struct ExtractJob {
   unsigned long long* records_used;  // 0 at the start; exceeds the capacity if a tile found no room
 };
 
+// Both parts of a record are padded to whole words of eight bytes.
 ECHO_DEVICE std::uint64_t positions_bytes(std::uint64_t count) { return (count * 4 + 7) / 8 * 8; }
 ECHO_DEVICE std::uint64_t record_bytes(std::uint64_t count, unsigned element_bytes) {
   return positions_bytes(count) + (count * element_bytes + 7) / 8 * 8;
@@ -233,7 +234,7 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     std::uint64_t offset = count != 0 ? block.atomic_add(job.records_used, bytes) : 0;
     if (offset + bytes > job.records_capacity) offset = kNoRoom;
     job.results[tile_index] = {offset, count};
-    shared.offset = count != 0 ? offset : kNoRoom;
+    shared.offset = count != 0 ? offset : kNoRoom;  // kNoRoom: nothing is written below
   });
   // Each thread writes its changes.
   block.each([&](unsigned thread) {
@@ -442,6 +443,7 @@ ECHO_CONSTANT std::uint64_t kSecret[kSecretBytes / 8] = {
     0x4ef90da297486471, 0xd8acdea946ef1938, 0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a,
     0x647378d9c97e9fc8, 0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
     0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af};
+// Factors and initial state of XXH3.
 inline constexpr std::uint64_t kPrime32_1 = 0x9e3779b1, kPrime32_2 = 0x85ebca77, kPrime32_3 = 0xc2b2ae3d;
 inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87, kPrime64_2 = 0xc2b2ae3d27d4eb4f,
                                kPrime64_3 = 0x165667b19e3779f9, kPrime64_4 = 0x85ebca77c2b2ae63,
@@ -510,6 +512,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
     HashLocal& self = locals[thread];
     const unsigned p = thread % 4, stripe = thread / 4;
     self.state = {kHashStart[2 * p], kHashStart[2 * p + 1]};
+    // Stripe i of a block uses the secret from word i on, and the scramble its last eight words.
     self.key[0] = {kSecret[stripe + 2 * p], kSecret[stripe + 2 * p + 1]};
     self.key[1] = {kSecret[stripe + 2 * p + 8], kSecret[stripe + 2 * p + 9]};
     self.scramble_key = {kSecret[16 + 2 * p], kSecret[17 + 2 * p]};
@@ -555,7 +558,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
       if (thread / 4 + 8 * half < stripes)
         accumulate(self.sum, load_vector(data + block_bytes + half * (kHashBlockBytes / 2) + thread * kVectorBytes),
                    self.key[half]);
-    if (thread < 4) {
+    if (thread < 4) {  // as many as a stripe has pairs of words
       const std::byte* vector = data + bytes - kStripeBytes + p * kVectorBytes;
       const unsigned key_byte = kSecretBytes - kStripeBytes - kLastStripeSecretOffset + p * kVectorBytes;
       accumulate(self.sum, {load_bytes(vector, 8), load_bytes(vector + 8, 8)},
@@ -575,6 +578,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
   warp.template sum<1, 2>(sum);
   warp.each([&](unsigned thread) {
     if (thread != 0) return;
+    // Big-endian, the high half first, as in digest_bytes().
     digest[0] = swap_bytes(avalanche(locals[thread].sum.b + ~(bytes * kPrime64_2)));
     digest[1] = swap_bytes(avalanche(locals[thread].sum.a + bytes * kPrime64_1));
   });

@@ -46,6 +46,7 @@ Status LeafHasher::prepare(const std::shared_ptr<DeviceBackend>& backend, const 
 Status LeafHasher::start(DeviceBackend& backend) {
   if (leaves_.empty()) return ok();
   ECHO_TRY(backend.run(job_));
+  // One copy, because the short leaves follow the digests.
   return backend.copy_out(digests_.data(), reinterpret_cast<const std::byte*>(job_.digests),
                           digests_.size() + shorts_.size());
 }

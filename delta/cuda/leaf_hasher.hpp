@@ -8,9 +8,6 @@
 
 namespace echoline::delta::cuda {
 
-// Digests by tensor and leaf; empty for tensors with unknown digests.
-using LeafDigests = std::vector<std::vector<Digest>>;
-
 struct LeafRef {
   std::size_t tensor;
   std::size_t leaf;
@@ -22,7 +19,7 @@ class LeafHasher {
   // `tensors` are on the device.
   Status prepare(const std::shared_ptr<DeviceBackend>& backend, const StateView& tensors, std::vector<LeafRef> leaves);
   Status start(DeviceBackend& backend);
-  // Stores the digests in `leaves`; all others must be known.
+  // Stores the digests in `leaves`, by tensor and leaf. The digests of all leaves that were not hashed must be known.
   void store_digests(const StateView& tensors, LeafDigests& leaves) const;
 
   std::uint64_t bytes() const;  // of all hashed leaves

@@ -12,9 +12,9 @@
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kHalfBytes = 16u << 20;    // half of the pinned buffer for changes
-constexpr std::uint64_t kPieceBytes = 512u << 10;  // filled by one thread at a time
-constexpr std::uint64_t kPlaceAlignment = 16;      // bytes, of positions and values on the device
+constexpr std::uint64_t kHalfBytes = 16u << 20;   // half of the pinned buffer for changes
+constexpr std::uint64_t kTaskBytes = 512u << 10;  // filled by one thread at a time
+constexpr std::uint64_t kPlaceAlignment = 16;     // bytes, of positions and values on the device
 
 Error write_error(std::string_view where, const std::string& defect) {
   return fail(Code::kInvalid, "apply changes",
@@ -44,8 +44,8 @@ Status check_write(const TensorWrite& write, const StateView& tensors) {
   return ok();
 }
 
-// Checks a write's positions and flags the leaves that it touches. If more than kManyPerLeaf elements of a leaf change,
-// flags all leaves of the part, because hashing them is faster than looking at every position.
+// Checks a write's positions and flags the leaves that it touches. If more than kManyPerLeaf elements change per leaf,
+// on average, flags all leaves of the part, because hashing them is faster than looking at every position.
 Status check_positions(const TensorWrite& write, bool is_ascending, const StateView& tensors,
                        std::vector<std::uint8_t>& leaves) {
   constexpr std::uint64_t kManyPerLeaf = 8;
@@ -65,7 +65,8 @@ Status check_positions(const TensorWrite& write, bool is_ascending, const StateV
     }
   }
   const std::uint64_t first_leaf = write.first_byte / kLeafBytes;
-  const std::uint64_t part_leaves = (write.first_byte + write.byte_count - 1) / kLeafBytes + 1 - first_leaf;
+  const std::uint64_t last_leaf = (write.first_byte + write.byte_count - 1) / kLeafBytes;
+  const std::uint64_t part_leaves = last_leaf - first_leaf + 1;
   if (write.whole || write.positions.size() > kManyPerLeaf * part_leaves)
     std::fill_n(leaves.begin() + static_cast<std::ptrdiff_t>(first_leaf), part_leaves, std::uint8_t{1});
   else
@@ -163,17 +164,18 @@ void Upload::fill(std::uint64_t begin, std::uint64_t end, std::byte* to) {
 }
 
 Status Upload::send(const std::shared_ptr<DeviceBackend>& backend, std::byte* device, unsigned threads) {
-  ECHO_TRY(memory_.reserve(backend, 2 * std::min(kHalfBytes, bytes_)));
+  const std::uint64_t used_half_bytes = std::min(kHalfBytes, bytes_);
+  ECHO_TRY(memory_.reserve(backend, 2 * used_half_bytes));
   TaskPool tasks(threads);
   unsigned half = 0;
   for (std::uint64_t begin = 0; begin < bytes_; begin += kHalfBytes, half = 1 - half) {
     const std::uint64_t end = std::min(begin + kHalfBytes, bytes_);
-    std::byte* const pinned = memory_.data() + half * std::min(kHalfBytes, bytes_);
-    // Waits until the last copy from this half is done.
+    std::byte* const pinned = memory_.data() + half * used_half_bytes;
+    // From the third copy on, waits until the last copy from this half is done.
     if (begin >= 2 * kHalfBytes) ECHO_TRY(backend->wait_for(half));
-    for (std::uint64_t piece = begin; piece < end; piece += kPieceBytes)
-      ECHO_TRY(tasks.add([this, piece, end, to = pinned + (piece - begin)](unsigned) {
-        fill(piece, std::min(piece + kPieceBytes, end), to);
+    for (std::uint64_t task_begin = begin; task_begin < end; task_begin += kTaskBytes)
+      ECHO_TRY(tasks.add([this, task_begin, end, to = pinned + (task_begin - begin)](unsigned) {
+        fill(task_begin, std::min(task_begin + kTaskBytes, end), to);
         return ok();
       }));
     ECHO_TRY(tasks.finish());

@@ -59,8 +59,8 @@ class Upload {
 // The writes on the device, ready to be swapped with a state's content.
 class ValueSwap {
  public:
-  // Flags the leaves that the writes touch, and some near them. kInvalid for invalid positions, kExhausted if positions
-  // and values need more than options.apply_bytes_max.
+  // Flags the leaves that the writes touch; for a write with many changes, all leaves of its part. kInvalid for invalid
+  // positions, kExhausted if positions and values need more than options.apply_bytes_max.
   Status prepare(const std::shared_ptr<DeviceBackend>& backend, const DeviceOptions& options,
                  const SortedWrites& writes, const StateView& tensors, LeafFlags& leaves);
   // Queues the swap; a second one restores the old content.

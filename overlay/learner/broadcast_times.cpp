@@ -64,7 +64,7 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const ExpectedLatene
   std::vector<Done> done;
   std::erase_if(broadcasts_, [&](Broadcast& broadcast) {
     const std::size_t worker_count = broadcast.active.size();
-    if (worker_count == 0) return true;
+    if (worker_count == 0) return true;  // all have left: there is no T_b
     const std::size_t acknowledged = worker_count - broadcast.waiting_for.size();
     if (acknowledged < chains::quorum_count(quorum_, worker_count)) return false;
     const bool leaves_out_last = is_last_outlier(broadcast, expected);

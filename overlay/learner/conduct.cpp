@@ -6,6 +6,7 @@
 namespace echoline::overlay {
 namespace {
 
+// The ladder's times count from 1970, because a role outlives the process that gave it.
 TimePoint time_of(std::uint64_t unix_ms) { return TimePoint(std::chrono::milliseconds(unix_ms)); }
 // Whether the event is recent enough to count.
 bool is_recent(std::uint64_t last_event_ms, std::uint64_t memory_ms, std::uint64_t now_ms) {
@@ -198,6 +199,7 @@ bool Conduct::on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms)
   Record& record = record_of(parent, now_ms);
   ++record.attempts;
   ++record.successes;
+  // Bounds the memory, with the limit of accusations.
   if (record.delivered_ms.size() >= kAccusationsMax && !record.delivered_ms.contains(child))
     record.delivered_ms.erase(std::min_element(record.delivered_ms.begin(), record.delivered_ms.end(),
                                                [](const auto& a, const auto& b) { return a.second < b.second; }));
@@ -227,6 +229,7 @@ bool Conduct::is_quarantined(WorkerId id, std::uint64_t now_ms) const {
 bool Conduct::accuses(WorkerId id, std::uint64_t now_ms) const {
   const Record* record = find(id);
   if (!record) return false;
+  // Unlike is_credible(), also for a worker whose accusations do not count.
   const auto is_unproven = [&](const auto& accusation) {
     const auto& [accused, bad_chunks] = accusation;
     return bad_chunks.count >= kBadChunksMax && is_recent(bad_chunks.last_event_ms, kAccusationMemoryMs, now_ms) &&

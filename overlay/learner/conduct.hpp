@@ -45,7 +45,7 @@ class Conduct {
   static constexpr std::size_t kRecordsMax = 4096;
   static constexpr std::size_t kAccusationsMax = 32;  // workers that one worker can accuse at a time
   // Separations that one worker may cause by failed edges.
-  static constexpr Allowance kSeparations{4, 1.0 / 15};
+  static constexpr Allowance kSeparations{.burst = 4, .per_s = 1.0 / 15};
 
   // A count that restarts when its last event is too old.
   struct TimedCount {
@@ -103,7 +103,7 @@ class Conduct {
 
   // Counts a message that cannot be read or breaks a rule. Returns whether the worker must be expelled.
   bool count_malformed(WorkerId id, std::uint64_t now_ms);
-  // Returns, once, whether the worker may forward again after its demotion.
+  // Returns, once, whether the worker may forward again some time after it lost that role.
   bool take_retry(WorkerId id, std::uint64_t now_ms);
 
   bool is_quarantined(WorkerId id, std::uint64_t now_ms) const;

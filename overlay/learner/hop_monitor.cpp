@@ -54,7 +54,7 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
 }
 
 std::optional<double> HopMonitor::median_rate() const {
-  if (speeds_.size() < 3) return std::nullopt;
+  if (speeds_.size() < 3) return std::nullopt;  // too few to compare
   std::vector<double> rates;
   for (const auto& [hop, speed] : speeds_) rates.push_back(speed.best);
   std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2), rates.end());
@@ -89,7 +89,8 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
       watch.next_window_begin.reset();
       continue;
     }
-    // If the receiver sends more slowly still, its exhausted uplink is the cause: take that hop instead.
+    // If the receiver sends more slowly still, its exhausted uplink is the cause: take that hop instead. Its window may
+    // just have moved on, and then covers half of the time. {hop.to, 0} is before all hops from this worker.
     for (auto it = watched_.lower_bound({hop.to, WorkerId{0}}); it != watched_.end() && it->first.from == hop.to; ++it)
       if (const auto slower = find_slow(it->first, it->second, median, kGapTimeMin / 2);
           slower && relative_rate(*slower) < relative_rate(*finding))

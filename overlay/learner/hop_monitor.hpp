@@ -23,8 +23,8 @@ class HopMonitor {
   static constexpr double kSlowFraction = 0.3;               // slow: below this fraction of the planned rate
   static constexpr double kSlowFractionOfMedian = 0.25;      // the same of the hops' median, if none is planned
   static constexpr std::uint64_t kGapBytesMin = 256 * 1024;  // a receiver is behind if it lacks this much
-  static constexpr Duration kForgetAfter =
-      std::chrono::minutes(1);  // a hop without an observation for this long is forgotten
+  // A hop without an observation for this long is forgotten.
+  static constexpr Duration kForgetAfter = std::chrono::minutes(1);
 
   struct Hop {
     WorkerId from, to;
@@ -51,7 +51,7 @@ class HopMonitor {
   // A hop whose receiver has been behind during the whole window.
   struct Watch {
     TimePoint window_begin, observed_at;            // `observed_at`: time of the last observation
-    std::uint64_t held_at_begin = 0, held_now = 0;  // bytes held by the receiver
+    std::uint64_t held_at_begin = 0, held_now = 0;  // bytes held by the receiver; if they fall, the window begins again
     std::optional<TimePoint> next_window_begin;     // in the middle of this window
     std::uint64_t held_at_next_begin = 0;
     std::optional<BitRate> expected;

@@ -57,7 +57,8 @@ Identities::Refusal Identities::reissue(ConnId conn, const Return& request, doub
   return certify(conn, request.key, now_unix_s);
 }
 
-// Queues the answer to a known machine. A recent answer is sent again, because it may have been lost on its way.
+// Queues the answer to a known machine. A recent answer may have been lost on its way, so it is sent again while at
+// least half of its certificate's lifetime remains.
 Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key, double now_unix_s) {
   const WorkerId id = id_by_key_.at(key);
   if (state_.revoked.contains(id)) return "the certificate of this worker was revoked";
@@ -66,7 +67,7 @@ Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key
   if (recent == recent_answers_.end() || recent->second.certificate_until_unix_s < now_unix_s + half_lifetime_s) {
     auto certificate = issue(id, key, now_unix_s);
     if (!certificate) return certificate.error().message();
-    if (recent_answers_.size() >= kRecentAnswersMax) recent_answers_.erase(recent_answers_.begin());
+    if (recent_answers_.size() >= kRecentAnswersMax) recent_answers_.erase(recent_answers_.begin());  // any one
     const Enrolled enrolled{
         .worker = id, .certificate = std::move(*certificate), .authority = authority_->certificate(), .unix_ms = 0};
     const auto until_unix_s = static_cast<double>(state_.known[id].until_unix_s);
@@ -147,7 +148,7 @@ void Identities::forget(WorkerId id) {
   state_.known.erase(known);
 }
 
-void Identities::forget_expired(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s) {
+void Identities::forget_expired(const std::function<bool(WorkerId)>& is_present, TimePoint now, double now_unix_s) {
   if (now < forget_at_) return;
   forget_at_ = now + kForgetPause;
   std::vector<WorkerId> no_longer_revoked;  // all their certificates have expired
@@ -161,7 +162,7 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
   // ended first come first.
   std::vector<std::pair<std::uint64_t, WorkerId>> absent;
   for (const auto& [id, known] : state_.known)
-    if (!present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);
+    if (!is_present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);
   std::sort(absent.begin(), absent.end());
   std::size_t surplus_count = state_.known.size() - std::min(state_.known.size(), kKnownMax);
   for (const auto& [until, id] : absent) {
@@ -182,7 +183,7 @@ bool Identities::advance_issue_time(std::uint64_t now_unix_ms) {
 }
 
 void Identities::check() const {
-  ECHO_CHECK(last_issue_time_ms_ < state_.issue_reserved || last_issue_time_ms_ == 0,
+  ECHO_CHECK(last_issue_time_ms_ < state_.issue_reserved || last_issue_time_ms_ == 0,  // 0: none was made yet
              "issue time {} is beyond the reserved {}", last_issue_time_ms_, state_.issue_reserved);
   ECHO_CHECK(id_by_key_.size() <= state_.known.size() && recent_answers_.size() <= kRecentAnswersMax);
 }

@@ -47,8 +47,8 @@ class Identities {
   // The revoked workers in at most kRevokedMax ranges. To need fewer ranges, they may cover other ids, but none of
   // `live_workers`.
   WorkerSet revoked_workers(const std::function<std::vector<WorkerId>()>& live_workers) const;
-  // Forgets machines whose last certificate has long expired, except those that are `present`. Runs once a minute.
-  void forget_expired(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s);
+  // Forgets absent machines whose last certificate has long expired. Runs once a minute.
+  void forget_expired(const std::function<bool(WorkerId)>& is_present, TimePoint now, double now_unix_s);
 
   // Moves to the next issue time. Returns whether further times were reserved, so that the state must be saved.
   bool advance_issue_time(std::uint64_t now_unix_ms);

@@ -54,6 +54,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   if (!child.place.may_accuse(failed.parent, now)) return on_unfounded_accusation(child, failed.parent, now);
   if (!parent || !edge) return;  // the parent has left or was replaced meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
+  // If the learner has not heard the parent for two heartbeats either, the parent may be silent to all nodes.
   if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.last_frame_at() + 2 * config_.heartbeat) {
     parent->presence.on_complaint(now);
     if (parent->presence.is_silent_to_child(config_, now))
@@ -67,7 +68,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.is_quarantined(id, unix_ms(now))) {
     const bool is_silent_to_several = slow_hops_.is_silent_to_several(failed.parent, id, now);
     const auto planned = planned_rate(*edge, child, topology().copies_sent_by(failed.parent));
-    if (is_silent_to_several && planned)
+    if (is_silent_to_several && planned)  // nothing arrives: the rate is 0
       return on_slow_hop(
           {.hop = {.from = failed.parent, .to = id}, .rate = BitRate{0}, .expected = *planned, .others_keep_up = false},
           now);
@@ -76,7 +77,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   const bool parent_redials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
   if (parent_redials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.claim_dial(child.view.info.data, now))
     send_control(parent->control, DialChild{id, child.view.info.data}, now);  // opens the connection again
-  on_failed_edge(id, failed.parent, ruling, now);
+  apply_ruling(id, failed.parent, ruling, now);
 }
 
 // One end could not open the edge, so the other end dials. Returns whether that is the parent's first attempt: then the
@@ -93,7 +94,7 @@ bool LearnerCore::pass_dial_turn(Worker& child, const Worker& parent, TimePoint 
   return turn.first_failure && turn.parent_dials;
 }
 
-void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {
+void LearnerCore::apply_ruling(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {
   switch (ruling) {
     case Conduct::Ruling::kNothing:
       return;
@@ -152,7 +153,7 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
     log::warn("worker {} has received nothing useful for long from its {} {}", id, helper ? "helper" : "parent",
               parent);
     helpers_.exclude(id, parent);
-    on_failed_edge(id, parent, conduct_.on_edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeight), now);
+    apply_ruling(id, parent, conduct_.on_edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeight), now);
   }
 }
 

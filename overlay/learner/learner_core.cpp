@@ -185,7 +185,8 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     return on_worker_message(*worker, *message, now);
   }
   if (edges_.contains(conn)) return on_edge_frame(conn, frame, now);
-  if (const PendingPeer* pending = pending_peers_.find(conn)) on_pending_peer(conn, PendingPeer(*pending), frame, now);
+  if (const PendingPeer* pending = pending_peers_.find(conn))
+    on_pending_peer(conn, PendingPeer(*pending), frame, now);  // a copy, because the original may be erased
 }
 
 // Whole messages count against the budget, and so do parts that are smaller than an honest worker sends. A message
@@ -198,7 +199,7 @@ void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now
   auto message = workers_.add_part(id, frame, config_.message_bytes_max);
   if (!message) return on_malformed(id, message.error().message(), now);
   if (*message) {
-    if (is_within_budget) actions_.push_back(act::MessageFrom{id, std::move(**message)});
+    if (is_within_budget) actions_.push_back(act::DeliverWorkerMessage{id, std::move(**message)});
   } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
     const Worker& sender = workers_.sender_of_most_incomplete_bytes();
     set_away(sender.view.info.id,
@@ -282,8 +283,8 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   if (workers_.contains(id))
     set_away(id, "it joined again", now);  // the worker knows best that its old connection is dead
   identities_.remember(pending.peer.identity, hello.name);
-  const Endpoint stated_endpoint =
-      std::exchange(hello.data, identities_.endpoint_of(id, hello.data, pending.peer.host));
+  const Endpoint stated_endpoint = hello.data;
+  hello.data = identities_.endpoint_of(id, stated_endpoint, pending.peer.host);
   hello.name = state().known.at(id).name;
   const MemberInfo info{.id = id,
                         .name = hello.name,
@@ -303,7 +304,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   actions_.push_back(act::Admit{conn});
   Worker& worker = workers_.join(id, conn, config_, now);
   worker.view.info = info;
-  worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
+  worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner_region;
   worker.expected = config_.links_of ? config_.links_of(info) : LinkLimits{};
   ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.links.size());
   worker.view.installed.reset();
@@ -328,7 +329,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
                now);
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
-  actions_.push_back(act::Joined{worker.view.info});
+  actions_.push_back(act::ReportWorkerJoined{worker.view.info});
   // A worker that listens on all addresses, or on loopback, states one of these hosts, which do not tell its address.
   static const std::set<std::string> kUnspecificHosts{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
   if (!kUnspecificHosts.contains(stated_endpoint.host) && stated_endpoint.host != info.data.host)
@@ -361,7 +362,7 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
 }
 
 void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
-  // Help is not for certain stripes, and a further stream of an open edge lists none.
+  // Help is not limited to certain stripes, and the hello of a further stream of an open edge lists no stripes.
   const bool wanted_was_checked =
       hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
@@ -418,7 +419,7 @@ void LearnerCore::on_worker_message(Worker& worker, const ControlMessage& messag
   }
   if (const auto* trouble = std::get_if<Trouble>(&message)) {
     if (++conduct_.record_of(id, unix_ms(now)).troubles_reported <= kTroublesMax)
-      actions_.push_back(act::WorkerTrouble{id, trouble->text});
+      actions_.push_back(act::ReportWorkerTrouble{id, trouble->text});
     return;
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&message))

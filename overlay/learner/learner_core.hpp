@@ -53,9 +53,9 @@ struct LearnerConfig : LearnerRules {
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // Whether the application's bytes on a heartbeat are valid. May be empty; has no side effects.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool reports_heartbeats = false;  // act::HeartbeatReceived follows each heartbeat
-  bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
-  // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
+  bool reports_heartbeats = false;  // act::ReportHeartbeat follows each heartbeat
+  bool catch_ups_on_demand = true;  // the application answers act::RequestCatchUp
+  // Stored deltas that act::RequestCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
   std::size_t folded_deltas_max = 64;
   // Makes the application's part of a welcome, at most kWelcomeBytesMax, without side effects. May be empty.
   std::function<std::string(const MemberInfo&)> welcome;
@@ -116,7 +116,7 @@ class LearnerCore final : public Core {
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
   void on_saved(const Status& status, TimePoint now) override;
   void on_large_packets_dropped(WorkerId peer, const std::string& what, TimePoint) override {
-    actions_.push_back(act::WorkerTrouble{peer, what});
+    actions_.push_back(act::ReportWorkerTrouble{peer, what});
   }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
@@ -204,7 +204,7 @@ class LearnerCore final : public Core {
   bool pass_dial_turn(Worker& child, const Worker& parent, TimePoint now);
   void on_stalled(Worker& child, TimePoint now);
   bool is_ahead_of(const Parent& parent, const Worker& child) const;
-  void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
+  void apply_ruling(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   void separate(WorkerId child, WorkerId parent, TimePoint now);  // no common edge from now on
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);

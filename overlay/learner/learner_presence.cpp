@@ -55,7 +55,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   report_finished_broadcasts(now);  // a broadcast may have waited only for this worker
 }
 
-// Ends the worker's connections. workers_.set_away() or drop() follows.
+// Ends the worker's connections. `goodbye`: the reason to send; null: none. workers_.set_away() or drop() follows.
 Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::string* goodbye, TimePoint now) {
   auto node = workers_.disconnect(id);
   if (!node) return node;
@@ -81,7 +81,7 @@ void LearnerCore::set_away(WorkerId id, const std::string& reason, TimePoint now
     forget_away(WorkerId(oldest->first), "too many are away");
   }
   workers_.set_away(std::move(node), reason, now);
-  actions_.push_back(act::WorkerAway{id, reason});
+  actions_.push_back(act::ReportWorkerAway{id, reason});
 }
 
 // The worker has left, or must leave.
@@ -90,13 +90,13 @@ void LearnerCore::remove_worker(WorkerId id, const std::string& reason, bool sen
   if (!node) return;
   workers_.drop(std::move(node));
   forget_records(id);
-  actions_.push_back(act::Lost{id, reason});
+  actions_.push_back(act::ReportWorkerLost{id, reason});
 }
 
 void LearnerCore::forget_away(WorkerId id, const std::string& reason) {
   if (!workers_.forget_away(id)) return;
   forget_records(id);
-  actions_.push_back(act::Lost{id, reason});
+  actions_.push_back(act::ReportWorkerLost{id, reason});
 }
 
 void LearnerCore::forget_records(WorkerId id) {
@@ -105,7 +105,8 @@ void LearnerCore::forget_records(WorkerId id) {
 }
 
 // If this process was suspended for a while, messages of that time are still unread, so all deadlines are postponed by
-// the length of the pause. Every event calls this first, because it may set new deadlines.
+// the length of the pause. A beat that is late by more than a heartbeat interval shows a pause. Every event calls this
+// function first, because the event may set new deadlines.
 void LearnerCore::postpone_after_pause(TimePoint now) {
   if (now - next_beat_at_ <= config_.heartbeat) return;
   const Duration late = now - std::exchange(next_beat_at_, now);
@@ -113,7 +114,7 @@ void LearnerCore::postpone_after_pause(TimePoint now) {
     log::info("this process did not run for {}: heartbeat timeouts are extended by that time", echoline::to_text(late));
   workers_.postpone(late, now);
   pending_peers_.postpone(late);
-  slow_hops_.monitor() = {};
+  slow_hops_.monitor() = {};  // its rates would include the pause
 }
 
 void LearnerCore::check_presence(TimePoint now) {

@@ -26,7 +26,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     const Status begun =
         published ? store_.begin(announcement, as_signed, key.version)
                   : fail(Code::kInvalid, "publish", "{}: that version was not published (recently)", to_text(key));
-    catch_ups_.on_begun(id_of(as_signed));
+    catch_ups_.on_begun(id_of(as_signed));  // after a failure, CatchUps does not find it and gives it up
     return begun;
   }
   ECHO_TRY(publications_.check_next(key));
@@ -142,7 +142,8 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
     if (oldest_reached <= from || deltas.size() >= config_.folded_deltas_max) break;
     if (key.version > oldest_reached) continue;
     if (key.version < oldest_reached || !key.base || !stored.complete) break;
-    if (policy_bytes > 0 && (bytes += stored.bytes) > policy_bytes / kFoldShare) break;
+    bytes += stored.bytes;
+    if (policy_bytes > 0 && bytes > policy_bytes / kFoldShare) break;
     deltas.push_back(&stored);
     oldest_reached = *key.base;
   }
@@ -213,7 +214,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
     worker.is_straggler = false;
   }
   if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
-  actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
+  actions_.push_back(act::ReportInstalled{id, ack.version, ack.policy_digest});
   publications_.broadcasts().on_acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   report_finished_broadcasts(now);
 }
@@ -292,7 +293,7 @@ void LearnerCore::report_broadcast(const BroadcastTimes::Done& done) {
   report.learner_bytes_sent = {edges_.chunk_bytes_sent() - broadcast.chunk_bytes_sent_before};
   report.depth = broadcast.topology.depth();
   report.topology = broadcast.topology;
-  actions_.push_back(act::BroadcastDone{std::move(report)});
+  actions_.push_back(act::ReportBroadcast{std::move(report)});
 }
 
 // ---- late workers ----
@@ -310,7 +311,7 @@ void LearnerCore::request_next_catch_up(TimePoint now) {
   std::vector<Version> given_up;
   const auto next = catch_ups_.next(publications_.newest_published(), store_, given_up);
   for (const Version from : given_up) edges_.refuse_delta_from(from, now);
-  if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});
+  if (next) actions_.push_back(act::RequestCatchUp{next->version, next->base});
 }
 
 // Reserves the learner's uplink for one more worker. Returns false if there is none to spare.
@@ -369,7 +370,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   if (!choice.helper && (choice.some_candidate_full || !reserve_uplink_for(worker, need, target, now)))
     return;  // the worker calls again
   Help help{.from = {}, .target = target, .full_only = need.full_only, .grant = {}};
-  help.from.stripe_mask = 1;
+  help.from.stripe_mask = 1;  // help has one stripe: all chunks
   help.from.worker = choice.helper.value_or(kLearnerId);
   help.from.endpoint = choice.helper ? workers_.at(*choice.helper).view.info.data : config_.self;
   helpers_.begin(id, help.from.worker);

@@ -24,20 +24,20 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   const Conduct::Record* record = conduct_.find(info.id);
   stats.attempts = record ? record->attempts : 0;
   stats.successes = record ? record->successes : 0;
-  // Between two heartbeats all workers are equally fresh.
+  // A worker counts as fresh until its next two heartbeats are due.
   stats.age = std::max(Duration{}, now - worker.presence.last_frame_at() - 2 * config_.heartbeat);
   chains::ChainWorker planned;
   planned.id = info.id;
   planned.down = worker.down().value_or(kUnlimited);
-  // A worker of unknown uplink sends at most one copy. Only trees let a worker send more.
+  // Only in trees a worker may send more than one copy. There, one with an unknown uplink is planned for one copy.
   planned.up = worker.up().value_or(plan_.is_trees() ? std::min(learner_up(), planned.down) : kUnlimited);
   const bool is_slow = slow_hops_.is_slow(info.id, now);
   if (is_slow) planned.up = std::min(planned.up, slow_hops_.uplink_of(info.id).value_or(planned.up));
   planned.score = chains::peer_score(stats);
   const chains::Role role = record ? record->ladder.role() : chains::Role::kSeed;
-  const bool is_trusted =
+  const bool is_available =
       !conduct_.is_quarantined(info.id, unix_ms(now)) && !worker.draining && reach_.is_reachable(info.id);
-  planned.may_forward = is_trusted && !is_slow && role != chains::Role::kRolloutOnly;
+  planned.may_forward = is_available && !is_slow && role != chains::Role::kRolloutOnly;
   planned.region = worker.region;
   planned.may_seed = role == chains::Role::kSeed && !is_slow && !conduct_.accuses(info.id, unix_ms(now));
   return planned;
@@ -82,9 +82,9 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
 void LearnerCore::plan_soon(TimePoint now) { plan_.plan_soon(workers_.size(), now); }
 
 void LearnerCore::plan_now(TimePoint now) {
-  const bool under_way = publications_.has_announced() && topology().size() > 0;
+  const bool is_in_use = publications_.has_announced() && topology().size() > 0;
   // Late workers without a place get a helper, as if they had asked for one.
-  if (under_way && plan_.is_trees() && base_of_newest())
+  if (is_in_use && plan_.is_trees() && base_of_newest())
     for (const WorkerId id : late_workers())
       if (Worker& worker = workers_.at(id); !worker.place.assigned && !helpers_.helper_of(id))
         on_need_help(worker,
@@ -93,18 +93,18 @@ void LearnerCore::plan_now(TimePoint now) {
                       .position = worker.view.installed,
                       .stalled = false},
                      now);
-  set_topology(plan_.next(fleet(now), under_way, now), now);
+  set_topology(plan_.next(fleet(now), is_in_use, now), now);
 }
 
 void LearnerCore::choose_topology_kind(TimePoint now) {
   if (!plan_.take_comparison(workers_.size(), !publications_.broadcasts().open_broadcasts().empty(), now)) return;
-  const StoredPublication* newest_complete = nullptr;  // a delta, if there is one
+  // The newest complete delta, or else the newest snapshot. Its size stands for the next publication's.
+  const StoredPublication* typical = nullptr;
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
-    if (entry->second.complete && (!newest_complete || (entry->first.base && newest_complete->key().full())))
-      newest_complete = &entry->second;
+    if (entry->second.complete && (!typical || (entry->first.base && typical->key().full()))) typical = &entry->second;
   TopologyPlan::Fleet fleet = this->fleet(now);
-  if (!newest_complete || fleet.workers.empty()) return;
+  if (!typical || fleet.workers.empty()) return;
   std::vector<Duration> delays;
   for (const auto& [id, worker] : workers_)
     if (worker.view.delay) delays.push_back(*worker.view.delay);
@@ -115,6 +115,7 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
   std::vector<chains::WorkerLink> links;
   for (chains::ChainWorker& planned : fleet.workers) {
     const Worker& worker = workers_.at(planned.id);
+    // An unknown uplink is taken to be no faster than the learner's and the worker's downlink.
     if (!worker.up()) planned.up = std::min({planned.up, fleet.learner_up, planned.down});
     links.push_back({.id = planned.id,
                      .up = planned.up,
@@ -122,13 +123,12 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
                      .delay = worker.view.delay.value_or(median_delay),
                      .region = planned.region});
   }
-  auto change = plan_.choose(fleet, links,
-                             {.payload = {newest_complete->bytes},
-                              .chunk = {newest_complete->announcement.chunk_bytes},
-                              .quorum = config_.network.quorum});
+  auto change = plan_.choose(
+      fleet, links,
+      {.payload = {typical->bytes}, .chunk = {typical->announcement.chunk_bytes}, .quorum = config_.network.quorum});
   if (!change) return;
   log::info("{}", change->text);
-  actions_.push_back(act::ChoseTopology{std::move(change->text)});
+  actions_.push_back(act::ReportTopologyChoice{std::move(change->text)});
   set_topology(std::move(change->topology), now);
   plan_soon(now);  // for workers that have no place in it yet
 }
@@ -148,11 +148,12 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
   const std::uint32_t stripes = this->topology().stripes();
   for (const auto& [id, parents] : this->topology().parents()) {
     Worker& worker = workers_.at(id);
-    std::map<WorkerId, std::uint64_t> masks;
-    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) masks[parents[stripe]] |= std::uint64_t{1} << stripe;
+    std::map<WorkerId, std::uint64_t> mask_by_parent;
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
+      mask_by_parent[parents[stripe]] |= std::uint64_t{1} << stripe;
     Assign assign;
     assign.stripe_count = stripes;
-    for (const auto& [parent, mask] : masks) {
+    for (const auto& [parent, mask] : mask_by_parent) {
       const bool dials = reach_.parent_dials(parent, id);
       const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
       assign.parents.push_back({.worker = parent, .endpoint = endpoint, .stripe_mask = mask, .dials = dials});
@@ -162,13 +163,13 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
     for (const Parent& edge : assign.parents)
       if (edge.dials) send_control(workers_.at(edge.worker).control, DialChild{id, worker.view.info.data}, now);
     for (const Parent& edge : worker.place.parents())
-      if (const Worker* former = workers_.find(edge.worker); former && !masks.contains(edge.worker))
+      if (const Worker* former = workers_.find(edge.worker); former && !mask_by_parent.contains(edge.worker))
         // Ends all grants older than the one just issued.
         send_control(former->control, Release{id, identities_.last_issue_time() - 1}, now);
     worker.place.replace(std::move(assign), now);
     send_control(worker.control, *worker.place.assigned, now);
   }
-  actions_.push_back(act::TopologyChanged{this->topology()});
+  actions_.push_back(act::ReportTopology{this->topology()});
 }
 
 void LearnerCore::issue_grant(Worker& worker, Assign& assign, TimePoint now) {
@@ -236,8 +237,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   const Status application_status = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
   if (application_status) worker.view.application_bytes = beat.application;
   if (application_status && config_.reports_heartbeats)
-    actions_.push_back(act::HeartbeatReceived{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
-                                              worker.view.bytes_delivered, beat.application});
+    actions_.push_back(act::ReportHeartbeat{{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
+                                             worker.view.bytes_delivered, beat.application}});
   HeartbeatReport& reported = worker.reported;
   const auto progress_before = std::exchange(reported.progress, {});
   for (const Progress& item : beat.progress) {
@@ -261,9 +262,9 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
 
 void LearnerCore::measure_hops(TimePoint now) {
   const std::uint32_t stripes = topology().stripes();
-  std::map<WorkerId, std::size_t> children;  // edges of each parent, weighed by stripes
+  std::map<WorkerId, std::size_t> stripe_edges;  // by parent: its edges, each counted once per stripe
   for (const auto& [id, parents] : topology().parents())
-    for (const WorkerId parent : parents) ++children[parent];
+    for (const WorkerId parent : parents) ++stripe_edges[parent];
   for (const auto& [id, worker] : workers_) {
     for (const Parent& edge : worker.place.parents()) {
       const Worker* sender = workers_.find(edge.worker);
@@ -296,7 +297,7 @@ void LearnerCore::measure_hops(TimePoint now) {
         const std::uint64_t receiver_chunks = is_installed ? sender_chunks : chunks_held_by(worker);
         receiver_bytes += receiver_chunks * stored->announcement.chunk_bytes;
       }
-      const double copies = static_cast<double>(children[edge.worker]) / static_cast<double>(stripes);
+      const double copies = static_cast<double>(stripe_edges[edge.worker]) / static_cast<double>(stripes);
       slow_hops_.monitor().observe({edge.worker, id}, sender_bytes, receiver_bytes, planned_rate(edge, worker, copies),
                                    now);
     }
@@ -304,7 +305,8 @@ void LearnerCore::measure_hops(TimePoint now) {
   for (const HopMonitor::Finding& finding : slow_hops_.find(now)) on_slow_hop(finding, now);
 }
 
-// The rate to expect over one edge of a parent that sends `copies` in all; absent if the parent's uplink is not known.
+// The rate to expect over one edge of a parent that sends `copies` of the policy in all; absent if the parent's uplink
+// is not known.
 std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Worker& child, double copies) const {
   const Worker* sender = workers_.find(parent.worker);
   const auto up = parent.worker == kLearnerId ? up_pacer_.rate() : sender ? sender->up() : std::nullopt;
@@ -328,7 +330,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   const auto fault = slow_hops_.find_cause(finding, reported_limit, sender ? sender->up() : std::nullopt, now);
   if (!fault) return;
   log::warn("{}", fault->hop.text);
-  actions_.push_back(act::FoundSlowHop{fault->hop});
+  actions_.push_back(act::ReportSlowHop{fault->hop});
   move_behind_others(fault->worker, now);
   if (!plan_.is_trees()) return;
   plan_.on_slow_hop();

@@ -18,6 +18,7 @@ Status Publications::check_next(const PublicationKey& key) const {
   constexpr std::string_view kOperation = "publish";
   if (announced_ && key.version <= *announced_)
     return fail(Code::kInvalid, kOperation, "{}: versions must grow, the last was {}", to_text(key), *announced_);
+  // After a restart, the newest version may be published again.
   if (const auto before_restart = newest_published(); before_restart && key.version < *before_restart)
     return fail(Code::kInvalid, kOperation, "{}: versions must grow, before the restart it was {}", to_text(key),
                 *before_restart);

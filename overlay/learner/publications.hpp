@@ -45,8 +45,8 @@ class Publications {
   void check() const;
 
  private:
-  std::map<Version, Digest>& published_;
-  std::optional<Version> announced_;  // the newest one of this process
+  std::map<Version, Digest>& published_;  // LearnerState::published; includes the versions that are closing
+  std::optional<Version> announced_;      // the newest one of this process
   std::vector<Closing> closing_;
   BroadcastTimes broadcasts_;
 };

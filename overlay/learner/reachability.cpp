@@ -39,7 +39,7 @@ std::vector<ConnId> Reachability::end_all_dials() {
   return conns;
 }
 
-std::optional<TimePoint> Reachability::blocked_until(const Endpoint& to, TimePoint now) {
+std::optional<TimePoint> Reachability::claim_unless_blocked(const Endpoint& to, TimePoint now) {
   std::erase_if(dialled_at_, [&](const auto& dial) { return dial.second + kDialPause <= now; });
   const auto [it, added] = dialled_at_.try_emplace(to_text(to), now);
   return added ? std::nullopt : std::optional(it->second + kDialPause);
@@ -47,9 +47,9 @@ std::optional<TimePoint> Reachability::blocked_until(const Endpoint& to, TimePoi
 
 bool Reachability::begin_dial(WorkerId id, const Endpoint& to, TimePoint now) {
   if (workers_.at(id).phase == Phase::kDialling) return false;
-  const auto until = blocked_until(to, now);
-  if (until) move_to(id, Phase::kPlanned, *until);
-  return !until;
+  const auto blocked_until = claim_unless_blocked(to, now);
+  if (blocked_until) move_to(id, Phase::kPlanned, *blocked_until);
+  return !blocked_until;
 }
 
 void Reachability::record_dial(WorkerId id, ConnId conn, TimePoint now) {
@@ -68,7 +68,7 @@ std::optional<Reachability::Outcome> Reachability::end_dial(ConnId conn, bool co
     move_to(id, Phase::kIdle, kNever);
   else
     move_to(id, Phase::kPlanned, now + kRetryPause);
-  return Outcome{id, took, connected, changed};
+  return Outcome{.worker = id, .took = took, .reachable = connected, .changed = changed};
 }
 
 std::vector<WorkerId> Reachability::take_planned(TimePoint now) {

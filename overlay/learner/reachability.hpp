@@ -45,7 +45,7 @@ class Reachability {
   bool is_reachable(WorkerId worker) const { return workers_.at(worker).reachable; }
 
   // Returns whether the endpoint may be dialled: it was not within kDialPause. It then counts as dialled now.
-  bool claim_dial(const Endpoint& to, TimePoint now) { return !blocked_until(to, now); }
+  bool claim_dial(const Endpoint& to, TimePoint now) { return !claim_unless_blocked(to, now); }
   // Whether the parent dials this edge; otherwise its child does.
   bool parent_dials(WorkerId parent, WorkerId child) const;
   // One end could not open the edge, so it is the other end's turn. The ends take turns, because the obstacle at either
@@ -62,8 +62,8 @@ class Reachability {
     TimePoint dial_at = kNever;  // of the planned dial, or of the one under way
   };
   void move_to(WorkerId id, Phase next, TimePoint dial_at);
-  // Until when the endpoint must not be dialled; absent: it may be dialled, and counts as dialled now.
-  std::optional<TimePoint> blocked_until(const Endpoint& to, TimePoint now);
+  // Absent: the endpoint may be dialled, and counts as dialled now. Otherwise returns the time from which it may be.
+  std::optional<TimePoint> claim_unless_blocked(const Endpoint& to, TimePoint now);
 
   std::map<WorkerId, Worker> workers_;
   std::map<ConnId, WorkerId> dials_;

@@ -30,8 +30,8 @@ bool SlowHops::is_silent_to_several(WorkerId parent, WorkerId child, TimePoint n
 }
 
 // At first the sender is held to be the cause, and the topology changes. If the receiver then receives slowly again,
-// the receiver is the cause. It also is if the sender's other receivers keep up, because they share the sender's
-// uplink.
+// the receiver is the cause. So it is if the sender's other receivers keep up, because they share the
+// sender's uplink.
 std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
                                                     std::optional<BitRate> sender_up, TimePoint now) {
   const auto [from, to] = finding.hop;

@@ -139,7 +139,7 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
 void Children::open_edge(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
   pending_peers_.erase(conn);
   const bool helped = hello.catch_up_to.has_value();
-  // Help is not for certain stripes, and a further stream of an open edge lists none.
+  // Help is not limited to certain stripes, and the hello of a further stream of an open edge lists no stripes.
   const bool wanted_was_checked =
       helped || (hello.stream != 0 && !edges_.connections_of(child, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
@@ -174,7 +174,7 @@ void Children::on_child_frame(ConnId conn, WorkerId child, const Frame& frame, T
   refuse(conn, child, "a child sent a message that is not for a parent");
 }
 
-// Only for a child that this worker has dialled before: no other address of a child is known here.
+// Only for a child that this worker has dialled before, because it knows the address of no other child.
 void Children::dial_more_streams(WorkerId child, std::size_t streams) {
   const auto dialled_before = std::find_if(dialled_.begin(), dialled_.end(),
                                            [&](const auto& dialled) { return dialled.second.worker == child; });

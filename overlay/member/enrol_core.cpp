@@ -19,13 +19,14 @@ void EnrolCore::start(TimePoint now) {
 void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   actions_.push_back(act::Admit{conn});
   // A machine that has enrolled before shows its key, any other one its token.
-  const auto known_authority =
-      is_returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
-  if (known_authority) return send_control(conn, certificate_request(config_.key, known_authority->key), now);
+  if (is_returning_)
+    if (const auto known_authority = trust::read_authority(config_.authority))
+      return send_control(conn, certificate_request(config_.key, known_authority->key), now);
   Enrol enrol;
   enrol.token = std::string(config_.token.reveal());
   enrol.instance = config_.instance;
   enrol.key = config_.key.public_key();
+  // "enrol 2" names the purpose of the signature, as "return 4" does in certificate_request().
   enrol.proof = config_.key.sign("enrol 2", std::as_bytes(std::span(enrol.token)));
   send_control(conn, enrol, now);
   trust::wipe(enrol.token);
@@ -54,9 +55,14 @@ void EnrolCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   const auto authority = trust::read_authority(enrolled->authority);
   if (!authority) return end(authority.error());
   // A returning machine knows the run's authority; any other one knows its fingerprint from the token.
-  const auto token = is_returning_ ? Result<trust::JoinToken>(Error{}) : trust::read_token(config_.token);
-  if (is_returning_ ? enrolled->authority != config_.authority
-                    : !token || trust::fingerprint(authority->key) != token->authority)
+  bool is_authority_of_run = false;
+  if (is_returning_) {
+    is_authority_of_run = enrolled->authority == config_.authority;
+  } else {
+    const auto token = trust::read_token(config_.token);
+    is_authority_of_run = token && trust::fingerprint(authority->key) == token->authority;
+  }
+  if (!is_authority_of_run)
     return end(fail(Code::kCorrupt, kOperation, "the learner shows another authority than the token names"));
   WorkerState state;
   state.run_id = authority->run_id;
@@ -84,7 +90,7 @@ void EnrolCore::end(Result<WorkerState> result) {
   result_ = std::move(result);
   deadline_ = redial_at_ = kNever;
   close(conn_);
-  actions_.push_back(act::Disconnected{result_ ? "enrolled" : result_.error().message()});
+  actions_.push_back(act::ReportEnd{result_ ? "enrolled" : result_.error().message()});
 }
 
 }  // namespace echoline::overlay

@@ -25,7 +25,7 @@ class EnrolCore final : public Core {
       : Core(config.core), config_(std::move(config)), is_returning_(!config_.authority.empty()) {}
 
   void start(TimePoint now);
-  // After act::Disconnected: the identity, or the reason why there is none.
+  // After act::ReportEnd: the identity, or the reason why there is none.
   const Result<WorkerState>& result() const { return result_; }
 
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override { close(conn); }

@@ -11,7 +11,7 @@ constexpr std::int64_t kSavedOffsetToleranceMs = 1000;
 }  // namespace
 
 void Identity::accept(std::vector<std::byte> certificate, TimePoint now) {
-  const auto identity = read_certificate(certificate, std::nullopt);
+  const auto identity = read_certificate(certificate, /*unix_s=*/std::nullopt);  // its expiry is not checked
   if (!identity || identity->worker != config_.state.worker || identity->key != config_.key.public_key())
     return log::warn("worker {}: the renewed certificate is not for it", config_.state.worker);
   file_.state().certificate = std::move(certificate);
@@ -32,7 +32,7 @@ bool Identity::take_renewal(TimePoint now) {
 }
 
 void Identity::plan_renewal(TimePoint now) {
-  const auto identity = read_certificate(file_.state().certificate, std::nullopt);
+  const auto identity = read_certificate(file_.state().certificate, /*unix_s=*/std::nullopt);
   if (!identity) return;
   const double lifetime_left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
   renew_at_ = now + from_seconds(std::max(0.0, lifetime_left_s / 2));

@@ -1,13 +1,14 @@
-// A worker's certificate, and the learner's clock, by which certificates, grants and announcements expire. No I/O and
-// no clock.
+// A worker's certificate, and the time of the learner's clock, by which certificates, grants and announcements expire.
+// No I/O: writes are requested through WorkerFile. Reads no clock: callers pass the time as `now`.
 #pragma once
 #include "overlay/member/member_config.hpp"
 #include "overlay/member/worker_file.hpp"
 
 namespace echoline::overlay {
 
-// The request for another certificate, for a machine whose certificate has expired: it proves possession of the key.
-// "return 4" names the purpose of the signature, so that it is not valid for another message.
+// The message Return, by which a machine whose certificate has expired requests another: the signature proves
+// possession of the key. "return 4" is part of the signed bytes, so that the signature is not valid for another
+// message, nor for another version of Return.
 inline Return certificate_request(const trust::SigningKey& key, const trust::PublicKey& run_key) {
   return {key.public_key(), key.sign("return 4", trust::fingerprint(run_key))};
 }

@@ -48,7 +48,7 @@ std::optional<Installed> InstallState::on_installed(Version version, const Diges
 }
 
 InstallState::Failure InstallState::on_install_failed(Version version) {
-  delivered_.clear();
+  delivered_.clear();  // the application drops all that it was given, without further answers
   void_deliveries_.clear();
   if (!has_reached(version)) return Failure::kVoid;
   if (++failures_in_a_row_ >= kInstallFailuresMax) return Failure::kGiveUp;
@@ -108,8 +108,8 @@ void InstallState::unstage() {
   staged_.reset();
 }
 
-std::vector<act::Deliver> InstallState::take_staged(TimePoint now) {
-  for (const act::Deliver& delivery : staged_->deliveries)
+std::vector<act::DeliverPublication> InstallState::take_staged(TimePoint now) {
+  for (const act::DeliverPublication& delivery : staged_->deliveries)
     delivered_.insert_or_assign(delivery.publication.version,
                                 Delivered{.delivered_at = now, .verify = now - staged_->staged_at});
   auto deliveries = std::move(staged_->deliveries);

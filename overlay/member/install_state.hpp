@@ -20,7 +20,7 @@ class InstallState {
 
   // Publications that go to the application together, once the version of the last one is the floor on disk.
   struct Staged {
-    std::vector<act::Deliver> deliveries;
+    std::vector<act::DeliverPublication> deliveries;
     Installed last;
     std::optional<Installed> position_before;  // the position to return to if they are unstaged
     TimePoint staged_at;
@@ -59,7 +59,7 @@ class InstallState {
   // The staged publications cannot be activated after all.
   void unstage();
   // Returns the staged publications, which the caller delivers to the application now.
-  std::vector<act::Deliver> take_staged(TimePoint now);
+  std::vector<act::DeliverPublication> take_staged(TimePoint now);
 
   // Whether this publication can be installed next: a delta on the position, or a newer full snapshot.
   bool is_next(const StoredPublication& stored) const;

@@ -82,7 +82,7 @@ void LearnerLink::on_lost(const std::string& reason, TimePoint now) {
   uplink_.close(membership_.conn());
   unsent_.clear();
   incoming_ = {};
-  if (membership_.on_lost(now)) actions_.push_back(act::Away{reason});
+  if (membership_.on_lost(now)) actions_.push_back(act::ReportLearnerAway{reason});
   if (!membership_.is_away()) return;
   log::warn("worker {}: the learner is out of reach: {}; attempt {} to reconnect follows in {}; gives up in {}",
             config_.state.worker, reason, membership_.redials(), echoline::to_text(membership_.redial_at() - now),
@@ -113,7 +113,7 @@ LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
   if (!asks_for_certificate && frame.type == FrameType::kApplication && membership_.is_joined()) {
     auto message = incoming_.add(frame);
     if (!message) return Ended{"of the learner: " + message.error().message()};
-    if (*message) actions_.push_back(act::Message{std::move(**message)});
+    if (*message) actions_.push_back(act::DeliverLearnerMessage{std::move(**message)});
     return {};
   }
   if (!asks_for_certificate && frame.type == FrameType::kChunk)
@@ -171,7 +171,7 @@ std::optional<LearnerLink::Ended> LearnerLink::on_welcome(const Welcome& welcome
   identity_.set_clock(welcome.unix_ms, now);
   identity_.save_clock();
   uplink_.open(membership_.conn(), unsent_);
-  actions_.push_back(act::Welcomed{config_.state.worker, welcome.application});
+  actions_.push_back(act::ReportWelcome{config_.state.worker, welcome.application});
   const Duration clock_lag = identity_.clock_offset();  // positive: this machine's clock is behind
   if (clock_lag > kClockTolerance || clock_lag < -kClockTolerance)
     report_trouble(

@@ -71,7 +71,7 @@ void MemberCore::end(const std::string& reason, bool in_order) {
   learner_.end();
   parents_.close_all();
   children_.close_all();
-  actions_.push_back(act::Disconnected{reason, in_order});
+  actions_.push_back(act::ReportEnd{reason, in_order});
 }
 
 WorkerStats MemberCore::stats() const {

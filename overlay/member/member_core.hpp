@@ -17,8 +17,9 @@ class MemberCore final : public Core {
   bool recover(Frame frame, TimePoint now);
   void start(TimePoint now);
 
-  // From the application. installed() and install_failed() answer act::Deliver, in order. After install_failed() the
-  // application drops what it was already given, without a report, until a full snapshot is delivered.
+  // From the application. installed() and install_failed() answer act::DeliverPublication, in order. After
+  // install_failed() the application drops what it was already given, without a report, until a full snapshot is
+  // delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
   // The application has read this many bytes of act::DeliverPart, so as many may be delivered next (back-pressure).

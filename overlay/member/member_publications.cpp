@@ -194,9 +194,10 @@ void MemberCore::deliver(TimePoint now) {
 
 void MemberCore::activate_staged(TimePoint now) {
   const InstallState::Staged& staged = *install_state_.staged();
-  if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(), [&](const act::Deliver& staged_delivery) {
-        return staged_delivery.spooled && !store_.find(*staged_delivery.spooled);
-      })) {
+  if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(),
+                  [&](const act::DeliverPublication& staged_delivery) {
+                    return staged_delivery.spooled && !store_.find(*staged_delivery.spooled);
+                  })) {
     install_state_.unstage();  // a publication was dropped from the disk while the floor was being saved
     stall_watch_.on_chunks_lost();
     stall_watch_.on_position_void(now);
@@ -205,7 +206,7 @@ void MemberCore::activate_staged(TimePoint now) {
     return;
   }
   file_.state().floor = staged.last;
-  for (act::Deliver& delivery : install_state_.take_staged(now)) actions_.push_back(std::move(delivery));
+  for (act::DeliverPublication& delivery : install_state_.take_staged(now)) actions_.push_back(std::move(delivery));
   stall_watch_.on_activated(!install_state_.is_behind(), now);
   store_.erase_partial_up_to(*install_state_.position_version());
   children_.on_store_changed(now);

@@ -73,7 +73,7 @@ void Membership::on_certified() {
 
 // The first refusal only makes the worker join again with its present certificate, which may be good.
 bool Membership::on_refused() {
-  if (++refusals_ >= kReturnsRefusedMax) return true;
+  if (++refusals_ >= kCertificateRefusalsMax) return true;
   next_connection_ = NextConnection::kJoins;
   return false;
 }
@@ -134,7 +134,8 @@ bool Membership::may_leave(bool has_children, Duration heartbeat, TimePoint now)
 void Membership::check() const {
   const bool is_open = connection_ == Connection::kAsking || is_greeted();
   const bool is_trying = state_ == State::kJoining || is_away();
-  ECHO_CHECK(is_joined() ? is_greeted() : is_trying || connection_ == Connection::kNone);
+  ECHO_CHECK(!is_joined() || is_greeted());
+  ECHO_CHECK(is_joined() || is_trying || connection_ == Connection::kNone);
   ECHO_CHECK((join_deadline_ != kNever) == (state_ == State::kJoining));
   ECHO_CHECK((away_until_ != kNever) == is_away());
   ECHO_CHECK((redial_at_ != kNever) == (is_trying && connection_ == Connection::kNone));

@@ -15,13 +15,13 @@ class Membership {
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
   // Refusals of another certificate before the worker gives up. After the first one it tries the present certificate
   // again, because it may be good.
-  static constexpr int kReturnsRefusedMax = 2;
+  static constexpr int kCertificateRefusalsMax = 2;
 
   enum class State : std::uint8_t {
     kIdle,      // not started
     kJoining,   // on the way to its first welcome, within the join timeout
     kJoined,    // welcomed
-    kAssigned,  // the learner has named its parents since.
+    kAssigned,  // the learner has named its parents since
     kAway,      // the connection was lost; the worker tries to rejoin within away_max
     kEnded,     // for good
   };
@@ -37,7 +37,7 @@ class Membership {
 
   // `seed`: of the random pauses. It differs between workers, so that workers that lost the learner together do not all
   // come back at once.
-  explicit Membership(std::uint64_t seed) : jitter_(seed, 7) {}
+  explicit Membership(std::uint64_t seed) : jitter_(seed, /*stream=*/7) {}
 
   void start(TimePoint now, Duration join_timeout);
   // Returns whether the next connection must ask for a certificate, because the learner accepts no connection with an

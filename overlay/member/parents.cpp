@@ -311,6 +311,7 @@ bool Parents::holds_missing_chunks(const Upstream& upstream) const {
     for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
       const bool is_wanted =
           upstream.is_helper() || (stripes == stripes_ && upstream.terms.parent.stripe_mask >> stripe & 1);
+      // The parent may report any number of stripes; count_of() needs a power of two.
       if (is_wanted && std::has_single_bit(stripes) &&
           chunks[stripe] > stored->have.count_of({stripes, std::uint64_t{1} << stripe}))
         return true;

@@ -9,7 +9,7 @@ namespace echoline::overlay {
 
 std::uint32_t StreamProbe::observe(std::uint64_t total_bytes, bool busy, TimePoint now) {
   if (phase_ == Phase::kSettled) return streams_;
-  // A time in which the parent had nothing to send shows no rate, so the window begins again.
+  // A time in which the parent has nothing to send shows no rate, so a window begins at its last observation.
   const bool window_counts = busy && window_began_at_;
   if (window_counts && now - *window_began_at_ < kWindow) return streams_;
   const double rate =

@@ -35,7 +35,7 @@ class StreamProbe {
   };
   Phase phase_ = Phase::kMeasuring;
   std::uint32_t streams_ = 1;
-  std::optional<TimePoint> window_began_at_;  // absent: the parent was not busy
+  std::optional<TimePoint> window_began_at_;  // absent: nothing was observed yet
   std::uint64_t bytes_at_begin_ = 0;          // received when the window began
   double rate_before_ = 0;                    // in the last window that counted [bytes/s]
 };
@@ -98,7 +98,10 @@ class Upstream {
   // This process was suspended for this time, until now.
   void postpone(Duration suspended_for, TimePoint now);
 
-  void on_frame(TimePoint now) { status_meter_.on_other_message(now), has_received_frame_ = true; }
+  void on_frame(TimePoint now) {
+    status_meter_.on_other_message(now);
+    has_received_frame_ = true;
+  }
   void on_status(const std::vector<Progress>& progress, TimePoint now);
   void on_chunk(std::size_t bytes) { chunk_bytes_received_ += bytes; }
   void on_proven_chunk() { failures_ = silences_ = 0; }

@@ -11,7 +11,8 @@
 namespace echoline::overlay::trust {
 namespace {
 
-constexpr std::int64_t kNoEnd = 253402300799;  // the end of the year 9999: "no well-defined expiration" in RFC 5280
+constexpr std::int64_t kNoEndUnixS =
+    253402300799;  // the end of the year 9999: "no well-defined expiration" in RFC 5280
 constexpr std::string_view kAuthorityName = "authority";
 
 void set_name(X509_NAME* name, std::string_view organization, std::string_view common) {
@@ -51,7 +52,7 @@ std::vector<std::byte> sign_certificate(const CertificateContent& content, EVP_P
 
 // The first 8 bytes of the fingerprint with the highest bit set: never the serial of an issued certificate.
 std::uint64_t authority_serial(const Hash& fingerprint) {
-  std::uint64_t serial = 1;
+  std::uint64_t serial = 0;
   for (std::size_t i = 0; i < 8; ++i) serial = serial << 8 | std::to_integer<std::uint64_t>(fingerprint[i]);
   return serial | std::uint64_t{1} << 63;
 }
@@ -71,7 +72,7 @@ Authority::Authority(std::string run_id, SigningKey key)
        .common_name = kAuthorityName,
        .serial = authority_serial(fingerprint_),
        .from_unix_s = 0,
-       .until_unix_s = kNoEnd,
+       .until_unix_s = kNoEndUnixS,
        .subject = key_.parsed().key.get(),
        .extensions = {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"}, {NID_key_usage, "critical,keyCertSign"}}},
       key_.parsed().key.get());
@@ -98,7 +99,7 @@ Result<std::vector<std::byte>> Authority::issue(const CertificateRequest& reques
     return fail(Code::kInvalid, kOperation, "expected a lifetime of 1 s or more, of at most {} for a worker, found {}",
                 echoline::to_text(kWorkerLifetimeMax), echoline::to_text(request.lifetime));
   const auto lifetime_s = std::chrono::floor<std::chrono::seconds>(request.lifetime).count();
-  if (!(request.now_unix_s >= 0 && request.now_unix_s < static_cast<double>(kNoEnd - lifetime_s)))
+  if (!(request.now_unix_s >= 0 && request.now_unix_s < static_cast<double>(kNoEndUnixS - lifetime_s)))
     return fail(Code::kInvalid, kOperation, "expected a time between 1970 and 9999, found {} s", request.now_unix_s);
   const auto now = static_cast<std::int64_t>(request.now_unix_s);
   const std::string name = is_for_worker ? fmt::format("worker-{}", request.worker) : "learner";

@@ -15,7 +15,7 @@ void wipe(std::string& text);
 class Secret {
  public:
   Secret() = default;
-  explicit Secret(std::string&& text) : text_(std::move(text)) { wipe(text); }
+  explicit Secret(std::string&& text) : text_(std::move(text)) { wipe(text); }  // a move copies short texts
   ~Secret() { wipe(text_); }
   Secret(const Secret&) = default;
   Secret(Secret&& other) noexcept : text_(std::move(other.text_)) { wipe(other.text_); }

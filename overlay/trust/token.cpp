@@ -97,7 +97,7 @@ Result<ParsedToken> parse(const Secret& text) {
   for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);
   // Reads a text whose length byte stands before `begin`.
   const auto read_text = [&](std::size_t begin, std::string& to) {
-    const std::size_t size = begin <= fields.size() && begin > 0 ? std::to_integer<std::size_t>(fields[begin - 1]) : 0;
+    const std::size_t size = begin <= fields.size() ? std::to_integer<std::size_t>(fields[begin - 1]) : 0;
     if (begin + size > fields.size()) return false;
     to.assign(reinterpret_cast<const char*>(fields.data()) + begin, size);
     return is_valid_instance(to);

@@ -31,7 +31,7 @@ struct Connection {
         {"opening", states(Stage::kOpen, Stage::kLeaving)},
         {"open", states(Stage::kFetching, Stage::kLeaving)},
         {"fetching", states(Stage::kLeaving)},
-        {"leaving", states(Stage::kLeaving)},
+        {"leaving", states(Stage::kLeaving)},  // closed at once, because its flush takes too long
     };
     change_state(stage_, next, kNext, "a connection");
   }

@@ -8,7 +8,9 @@ Connection& Connections::add(uv_loop_t& loop, SocketEvents& events, ConnId id) {
 }
 
 Connection& Connections::add_accepted(uv_loop_t& loop, SocketEvents& events) {
-  return add(loop, events, ConnId{std::exchange(next_accepted_id_, next_accepted_id_ + 2)});
+  const ConnId id{next_accepted_id_};
+  next_accepted_id_ += 2;  // the odd ids are those of dialled connections
+  return add(loop, events, id);
 }
 
 Connection* Connections::find(ConnId id) const {

@@ -40,8 +40,12 @@ class Connections {
   // Calls `flush` for each connection that was marked since the last call and still exists.
   template <class Flush>
   void flush_marked(Flush flush) {
-    for (const ConnId id : std::exchange(flush_list_, {}))
-      if (const auto it = all_.find(id); it != all_.end()) it->second->needs_flush = false, flush(*it->second);
+    for (const ConnId id : std::exchange(flush_list_, {})) {
+      const auto it = all_.find(id);
+      if (it == all_.end()) continue;
+      it->second->needs_flush = false;
+      flush(*it->second);
+    }
   }
 
   // Round robin: calls `use` for each connection once, beginning after the one that was read last. Otherwise the first

@@ -11,7 +11,7 @@
 namespace echoline::overlay {
 
 std::size_t AddressTurns::turn_of(const std::string& name) {
-  if (turns_.size() >= kNamesMax) turns_.clear();
+  if (turns_.size() >= kNamesMax) turns_.clear();  // all names begin with their first address again
   return turns_[name];
 }
 

@@ -115,6 +115,7 @@ void Driver::accept(int status) {
     listener_.pause(now());
     return arm_timer();
   }
+  // A connection that is too many is accepted and closed, because libuv would report a waiting one again and again.
   const bool is_full = connections_.is_full() && !make_room();
   Connection& connection = connections_.add_accepted(loop_.loop(), *this);
   sockaddr_storage peer{};
@@ -309,7 +310,7 @@ void Driver::perform(Action&& action) {
   if (auto* spool = std::get_if<act::Spool>(&action)) return disk_->spool(std::move(*spool));
   if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action)) return disk_->read_chunk(*read_chunk);
   if (const auto* drop = std::get_if<act::DropSpool>(&action)) return disk_->drop(*drop);
-  if (auto* deliver = std::get_if<act::Deliver>(&action); deliver && deliver->spooled) {
+  if (auto* deliver = std::get_if<act::DeliverPublication>(&action); deliver && deliver->spooled) {
     auto file = disk_->open_payload(*deliver->spooled);
     if (!file) {
       post([this, version = deliver->publication.version, why = file.error().message()](TimePoint called_at) {

@@ -24,7 +24,7 @@ struct DriverOptions {
   bool admit_anonymous = false;      // accept machines that enrol
   std::unique_ptr<Disk> disk;        // null: none
   std::uint16_t preferred_port = 0;  // used instead of port 0 while it is free
-  ConnectionLimits limits = ConnectionLimits::of(1024);
+  ConnectionLimits limits = ConnectionLimits::of(/*files=*/1024);
   // The bundle for new machines, and the gate that admits them; both or neither.
   std::optional<BundleFile> bundle{};
   std::optional<BundleGate> gate{};
@@ -44,8 +44,8 @@ class Driver final : private SocketEvents {
   Endpoint endpoint() const { return listener_.endpoint(); }
   // Wall-clock seconds at TimePoint zero, for CoreOptions.
   double unix_origin_s() const { return loop_.unix_origin_s(); }
-  // Starts the loop thread and runs `start` on it first. `to_application` gets every action that concerns neither
-  // connections nor the disk.
+  // Starts the loop thread and runs `start` on it first. `core` must exist until stop() has returned. `to_application`
+  // gets every action that concerns neither connections nor the disk.
   void run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start);
   // Runs `work` on the loop thread, in order. False if the loop is not running.
   bool post(std::function<void(TimePoint)> work) { return loop_.post(std::move(work)); }

@@ -31,8 +31,10 @@ class PostedWork {
   template <class Wake>
   bool add(Work work, Wake wake) {
     const std::lock_guard lock(mutex_);
-    if (open_) work_.push_back(std::move(work)), wake();
-    return open_;
+    if (!open_) return false;
+    work_.push_back(std::move(work));
+    wake();
+    return true;
   }
   std::vector<Work> take() {
     const std::lock_guard lock(mutex_);
@@ -59,7 +61,8 @@ class PauseDetector {
   void arm(TimePoint at, TimePoint now) { armed_for_ = at == kNever ? kNever : std::max(at, now); }
   // The timer has fired. A pause is returned once; the next call, after other events were handled, returns none.
   std::optional<Duration> take(TimePoint now) {
-    was_reported_ = now - armed_for_ > kPauseMin && !was_reported_;
+    const bool is_late = now - armed_for_ > kPauseMin;
+    was_reported_ = is_late && !was_reported_;
     return was_reported_ ? std::optional(now - armed_for_) : std::nullopt;
   }
 
@@ -71,7 +74,10 @@ class PauseDetector {
 // Accepted connections whose handshake is not done, by the network they come from.
 class UnprovenConnections {
  public:
-  void add(ConnId id, const std::string& network) { by_network_[network].push_back(id), ++size_; }
+  void add(ConnId id, const std::string& network) {
+    by_network_[network].push_back(id);
+    ++size_;
+  }
   void remove(ConnId id, const std::string& network) {
     const auto from = by_network_.find(network);
     if (from == by_network_.end()) return;

@@ -61,6 +61,7 @@ Result<std::string> resolve(const std::string& host) {
 std::string network_of(const std::string& host) {
   sockaddr_in6 v6;
   if (uv_ip6_addr(host.c_str(), 0, &v6) != 0) return host;
+  // Keeps the first 8 of the 16 bytes.
   std::fill(std::begin(v6.sin6_addr.s6_addr) + 8, std::end(v6.sin6_addr.s6_addr), std::uint8_t{0});
   return text_of(reinterpret_cast<const sockaddr*>(&v6));
 }

@@ -27,12 +27,12 @@ Endpoint local_endpoint_of(const Endpoint& bound);
 // the machine's name, unless that resolves to loopback, and the addresses of its interfaces. Otherwise `bound` itself.
 std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound);
 
-// The listening host of a worker that joins `learner`: `bind_host` if given; all addresses if the worker advertises
-// one; otherwise loopback.
 struct Listening {
   std::string host;
   bool leaf = false;  // the learner's other workers cannot reach it, so it will not forward
 };
+// The listening host of a worker that joins `learner`: `bind_host` if given; all addresses if the worker advertises
+// one; otherwise loopback.
 Listening listening_for(const std::string& bind_host, bool advertised, const std::string& learner);
 
 }  // namespace echoline::overlay

@@ -26,7 +26,9 @@ class LoopThread {
   };
 
   explicit LoopThread(Events events);
-  ~LoopThread();  // call join() before; runs the loop until all handles are closed
+  // Call join() before. Closes the handles that are still open, and runs the loop on the caller's thread until that is
+  // done.
+  ~LoopThread();
   LoopThread(const LoopThread&) = delete;
   LoopThread& operator=(const LoopThread&) = delete;
 
@@ -45,7 +47,8 @@ class LoopThread {
 
   // The following calls are for the loop thread only. arm() sets the one time of the timer; kNever: none.
   void arm(TimePoint at);
-  // Refuses further work, so that the loop ends with its last handle. False while work waits.
+  // Refuses further work, so that the loop ends with its last handle. Returns false, and changes nothing, while posted
+  // work waits; call it again after that work.
   bool close();
 
  private:

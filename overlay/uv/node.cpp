@@ -148,7 +148,7 @@ Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey&
   driver->run(
       core,
       [&](const Action& action) {
-        if (std::holds_alternative<act::Disconnected>(action)) answered.set_value();
+        if (std::holds_alternative<act::ReportEnd>(action)) answered.set_value();
       },
       [&](TimePoint now) { core.start(now); });
   answered.get_future().wait();
@@ -169,24 +169,25 @@ struct LearnerNode::Impl {
   std::unique_ptr<Driver> driver;
 
   void on_action(const Action& action) {
-    std::visit(Overloaded{
-                   [&](const act::Joined& event) { call_if_set(events.joined, event.member); },
-                   [&](const act::WorkerAway& event) { call_if_set(events.away, event.worker, event.reason); },
-                   [&](const act::Lost& event) { call_if_set(events.lost, event.worker, event.reason); },
-                   [&](const act::WorkerTrouble& event) { call_if_set(events.trouble, event.worker, event.text); },
-                   [&](const act::HeartbeatReceived& event) { call_if_set(events.heartbeat, event); },
-                   [&](const act::Acked& event) {
-                     call_if_set(events.acked, event.worker, event.version, event.policy_digest);
-                   },
-                   [&](const act::MessageFrom& event) { call_if_set(events.message, event.worker, event.bytes); },
-                   [&](const act::BroadcastDone& event) { call_if_set(events.broadcast_done, event.report); },
-                   [&](const act::TopologyChanged& event) { call_if_set(events.topology_changed, event.topology); },
-                   [&](const act::ChoseTopology& event) { call_if_set(events.chose_topology, event.text); },
-                   [&](const act::FoundSlowHop& event) { call_if_set(events.slow_hop, event.hop); },
-                   [&](const act::NeedCatchUp& event) { call_if_set(events.need_catch_up, event.current, event.from); },
-                   [](const auto&) {},
-               },
-               action);
+    std::visit(
+        Overloaded{
+            [&](const act::ReportWorkerJoined& event) { call_if_set(events.joined, event.member); },
+            [&](const act::ReportWorkerAway& event) { call_if_set(events.away, event.worker, event.reason); },
+            [&](const act::ReportWorkerLost& event) { call_if_set(events.lost, event.worker, event.reason); },
+            [&](const act::ReportWorkerTrouble& event) { call_if_set(events.trouble, event.worker, event.text); },
+            [&](const act::ReportHeartbeat& event) { call_if_set(events.heartbeat, event.heartbeat); },
+            [&](const act::ReportInstalled& event) {
+              call_if_set(events.installed, event.worker, event.version, event.policy_digest);
+            },
+            [&](const act::DeliverWorkerMessage& event) { call_if_set(events.message, event.worker, event.bytes); },
+            [&](const act::ReportBroadcast& event) { call_if_set(events.broadcast_done, event.report); },
+            [&](const act::ReportTopology& event) { call_if_set(events.topology_changed, event.topology); },
+            [&](const act::ReportTopologyChoice& event) { call_if_set(events.chose_topology, event.text); },
+            [&](const act::ReportSlowHop& event) { call_if_set(events.slow_hop, event.hop); },
+            [&](const act::RequestCatchUp& event) { call_if_set(events.need_catch_up, event.current, event.from); },
+            [](const auto&) {},
+        },
+        action);
   }
 };
 
@@ -411,17 +412,16 @@ struct WorkerNode::Impl {
   std::unique_ptr<Driver> driver;
 
   void on_action(const Action& action) {
-    std::visit(
-        Overloaded{
-            [&](const act::Welcomed& event) { call_if_set(events.joined, event.self, event.welcome); },
-            [&](const act::Deliver& event) { call_if_set(events.publication, event.publication); },
-            [&](const act::DeliverPart& event) { call_if_set(events.part, event.part); },
-            [&](const act::Message& event) { call_if_set(events.message, event.bytes); },
-            [&](const act::Away& event) { call_if_set(events.away, event.reason); },
-            [&](const act::Disconnected& event) { call_if_set(events.disconnected, event.reason, event.in_order); },
-            [](const auto&) {},
-        },
-        action);
+    std::visit(Overloaded{
+                   [&](const act::ReportWelcome& event) { call_if_set(events.joined, event.self, event.welcome); },
+                   [&](const act::DeliverPublication& event) { call_if_set(events.publication, event.publication); },
+                   [&](const act::DeliverPart& event) { call_if_set(events.part, event.part); },
+                   [&](const act::DeliverLearnerMessage& event) { call_if_set(events.message, event.bytes); },
+                   [&](const act::ReportLearnerAway& event) { call_if_set(events.away, event.reason); },
+                   [&](const act::ReportEnd& event) { call_if_set(events.disconnected, event.reason, event.in_order); },
+                   [](const auto&) {},
+               },
+               action);
   }
 };
 
@@ -458,8 +458,10 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
     // Enrols again. If the certificate is this key's own, the worker is known to its authority, and needs no token.
     if (!is_own_certificate || is_expired) {
       ECHO_ASSIGN(WorkerState enrolled, enrol(options, key, is_own_certificate ? &*state : nullptr));
-      if (enrolled.authority == state->authority)
-        enrolled.floor = state->floor, enrolled.beacon_sequence = state->beacon_sequence;
+      if (enrolled.authority == state->authority) {
+        enrolled.floor = state->floor;
+        enrolled.beacon_sequence = state->beacon_sequence;
+      }
       state = std::move(enrolled);
     }
   } else {
@@ -495,8 +497,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
-  config.store.memory_max = options.memory_max.value_or(worker_memory_bytes({}, /*disk=*/true));
-  config.store.disk_max = options.disk_max.value_or(worker_disk_bytes({}));
+  constexpr Bytes kPolicyUnknown{0};  // the welcome states the policy's size, and sets these limits again
+  config.store.memory_max = options.memory_max.value_or(worker_memory_bytes(kPolicyUnknown, /*has_disk=*/true));
+  config.store.disk_max = options.disk_max.value_or(worker_disk_bytes(kPolicyUnknown));
   config.store.disk = disk_view != nullptr;
   config.store.memory_is_fixed = options.memory_max.has_value();
   config.store.disk_is_fixed = options.disk_max.has_value();

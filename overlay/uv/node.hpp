@@ -49,7 +49,7 @@ struct LearnerEvents {  // each may be empty
   // An operator must solve a problem on the worker's machine: its store is too small, or its disk is full.
   std::function<void(WorkerId, const std::string& what)> trouble;
   // The worker installed `version` and computed `policy_digest`; the application compares it.
-  std::function<void(WorkerId, Version, const Digest& policy_digest)> acked;
+  std::function<void(WorkerId, Version, const Digest& policy_digest)> installed;
   // Application messages arrive whole, once and in order per worker.
   std::function<void(WorkerId, std::string bytes)> message;
   std::function<void(const BroadcastReport&)> broadcast_done;

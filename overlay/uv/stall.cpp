@@ -11,7 +11,10 @@ NarrowPaths::Stall stall_of(int fd) {
   tcp_info info{};  // an older kernel fills in fewer fields
   socklen_t size = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
-  return {info.tcpi_pmtu, info.tcpi_unacked > 0 ? info.tcpi_retransmits : 0u, info.tcpi_sacked, info.tcpi_rcv_ooopack};
+  return {.packet_bytes = info.tcpi_pmtu,
+          .retransmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : 0u,
+          .overtaken_by = info.tcpi_sacked,
+          .out_of_order = info.tcpi_rcv_ooopack};
 }
 
 }  // namespace echoline::overlay

@@ -20,7 +20,8 @@ constexpr long kCertificateListBytesMax = 4096;     // of a peer's certificate c
 // Both first flights are padded with zeros to more than a packet of the usual size. So on a path that drops large
 // packets every handshake fails, and the dialling node sees small segments overtake large ones (narrow_paths.hpp).
 constexpr unsigned kPaddingExtension = 0xff45;  // for private use
-constexpr std::size_t kHelloPadding = 1700, kAnswerPadding = 900;
+constexpr std::size_t kHelloPadding = 1700;
+constexpr std::size_t kAnswerPadding = 900;  // less, because the answer also contains the certificates
 
 int add_padding(SSL*, unsigned, unsigned context, const unsigned char** out, std::size_t* size, X509*, std::size_t,
                 int*, void*) {

@@ -60,10 +60,11 @@ class TlsSession {
  public:
   // Limit on a peer's bytes before the handshake is done.
   static constexpr std::size_t kHandshakeBytesMax = 8192;
-  // Plaintext bytes of one record, and the most bytes that encryption adds to it.
+  // Plaintext bytes of one record, and the bytes that encryption adds to it: header 5, type 1, tag 16.
   static constexpr std::size_t kRecordBytesMax = 16384;
   static constexpr std::size_t kRecordOverheadBytes = 22;
-  // The most that write() appends for `plaintext` bytes.
+  // The most that write() appends for `plaintext` bytes. Beside full records: one in part, and a key update, which is
+  // shorter than two overheads.
   static constexpr std::size_t sealed_bytes_max(std::size_t plaintext) {
     return plaintext + (plaintext / kRecordBytesMax + 3) * kRecordOverheadBytes;
   }

@@ -165,14 +165,15 @@ Result<Have> read(const wire::Have& proto) {
                proto.wanted());
   have.wanted = {proto.stripes(), proto.wanted()};
   ECHO_TRY(check_count(proto.items(), "publications", kHaveItemsMax));
+  constexpr std::uint64_t kChunksListedMax = 2ull * kChunksMax;  // twice as many as an honest child lists
   std::uint64_t chunks_total = 0;
   for (const wire::HaveItem& item : proto.items()) {
     ECHO_ASSIGN(const PublicationKey key, key_of(item));
     Have::Item& to = have.items[key];
     ECHO_ASSIGN(to.publication, array_of<PublicationId>(item.publication(), "publication"));
     chunks_total += item.chunks();
-    if (chunks_total > 2ull * kChunksMax)
-      return bad("{} chunks listed, the limit is {}", chunks_total, 2ull * kChunksMax);
+    if (chunks_total > kChunksListedMax)
+      return bad("{} chunks listed, the limit is {}", chunks_total, kChunksListedMax);
     to.complete = item.bitmap().empty() && item.chunks() > 0;
     if (to.complete) {
       to.chunks = ChunkSet::all(item.chunks());
@@ -477,6 +478,7 @@ void write_to(wire::ControlMessage& out, const EdgeFailed& message) {
 Result<EdgeFailed> read(const wire::EdgeFailed& proto) {
   EdgeFailed message;
   message.parent = WorkerId{proto.parent()};
+  static_assert(static_cast<int>(EdgeTroubleKind::kRefused) == 3);  // the last one
   if (proto.kind() > 3) return bad("expected a kind of failure from 0 to 3, found {}", proto.kind());
   message.kind = static_cast<EdgeTroubleKind>(proto.kind());
   ECHO_ASSIGN(message.reason, line_of(proto.reason(), "reason"));
@@ -534,6 +536,7 @@ Result<Heartbeat> read(const wire::Heartbeat& proto) {
   ECHO_ASSIGN(message.progress, read_progress(proto));
   ECHO_TRY(check_count(proto.edges(), "edges"));
   for (const wire::EdgeReport& proto_report : proto.edges()) {
+    static_assert(static_cast<int>(EdgeLimit::kOwnLimit) == 3);  // the last one
     if (proto_report.limit() > 3) return bad("expected an edge limit from 0 to 3, found {}", proto_report.limit());
     if (!std::isfinite(proto_report.bits_per_s()) || proto_report.bits_per_s() < 0)
       return bad("expected an edge's rate, found {}", proto_report.bits_per_s());

@@ -19,9 +19,9 @@ inline constexpr std::size_t kHaveItemsMax = 256;  // publications in a child's 
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
 inline constexpr std::size_t kTokenBytesMax = 1024;
-inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
-inline constexpr std::size_t kRevokedMax = 8192;  // ranges of workers in one beacon
-inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
+inline constexpr std::size_t kSignedBytesMax = 64 * 1024;  // the body of a signed message
+inline constexpr std::size_t kRevokedMax = 8192;           // ranges of workers in one beacon
+inline constexpr std::size_t kReportsMax = 256;            // edges, holdings, progress items in one message
 inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
 // The longest duration of a stage in an acknowledgement; longer ones are cut to it.
 inline constexpr Duration kStageMax = std::chrono::hours(24);
@@ -194,7 +194,8 @@ struct Poisoned {
   PublicationId publication{};
   std::uint32_t index = 0;
 };
-// The bottleneck of an edge, as its sender sees it. kOwnLimit: the sender's own rate limit.
+// The bottleneck of an edge, as its sender sees it: the network path, a receiver that reads too slowly, or the sender's
+// own rate limit.
 enum class EdgeLimit : std::uint8_t { kNothingToSend = 0, kPath = 1, kReceiver = 2, kOwnLimit = 3 };
 struct EdgeReport {
   WorkerId child;

@@ -28,10 +28,12 @@ std::size_t body_bytes_max(FrameType type) {
   return 0;
 }
 
-void put_header(std::byte* to, FrameType type, std::size_t body_bytes) {
+// The offsets of the fields, here and below, are in FORMAT.md.
+// `body_bytes` is within its type's limit.
+void put_header(std::byte* to, FrameType type, std::size_t body_bytes, std::uint8_t flags = 0) {
   put_le<std::uint16_t>(to, kMagic);
   put_le<std::uint8_t>(to + 2, static_cast<std::uint8_t>(type));
-  put_le<std::uint8_t>(to + 3, 0);
+  put_le<std::uint8_t>(to + 3, flags);
   put_le<std::uint32_t>(to + 4, static_cast<std::uint32_t>(body_bytes));
 }
 
@@ -53,12 +55,10 @@ std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> b
 std::vector<std::byte> application_header(std::size_t body_bytes, bool more) {
   ECHO_CHECK(body_bytes <= kApplicationBytesMax && (body_bytes > 0 || !more), "a part of {} bytes", body_bytes);
   std::vector<std::byte> header(kFrameHeaderBytes);
-  put_header(header.data(), FrameType::kApplication, body_bytes);
-  put_le<std::uint8_t>(header.data() + 3, more ? kMoreFlag : 0);
+  put_header(header.data(), FrameType::kApplication, body_bytes, more ? kMoreFlag : 0);
   return header;
 }
 
-// The offsets of the fields are in FORMAT.md.
 std::vector<std::byte> encode_chunk_head(const ChunkHead& head) {
   ECHO_CHECK(head.length >= 1 && head.length <= kChunkBytesMax && head.path.size() <= kProofHashesMax,
              "chunk of {} bytes with a path of {}", head.length, head.path.size());

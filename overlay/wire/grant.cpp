@@ -8,7 +8,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr std::string_view kGrant = "grant 4";
+constexpr std::string_view kContext = "grant 4";  // the purpose of the signature
 constexpr std::string_view kOperation = "check grant";
 
 // In this file, `proto` is the protobuf form of a grant.
@@ -33,12 +33,12 @@ SignedGrant sign(const Grant& grant, const trust::SigningKey& key) {
   proto.set_full_only(grant.full_only);
   SignedGrant signed_grant;
   ECHO_CHECK(proto.SerializeToString(&signed_grant.body) && signed_grant.body.size() <= kGrantBytesMax);
-  signed_grant.signature = key.sign(kGrant, std::as_bytes(std::span(signed_grant.body)));
+  signed_grant.signature = key.sign(kContext, std::as_bytes(std::span(signed_grant.body)));
   return signed_grant;
 }
 
 Result<Grant> open(const SignatureChecker& checker, const SignedGrant& message) {
-  ECHO_TRY(checker.check(kGrant, message));
+  ECHO_TRY(checker.check(kContext, message));
   wire::GrantBody proto;
   if (!proto.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
   if (proto.run_id() != checker.run_id())
@@ -119,7 +119,7 @@ Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
 }
 
 void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms) {
-  if (released_.size() >= kReleasedMax) released_.erase(released_.begin());
+  if (released_.size() >= kReleasedMax) released_.erase(released_.begin());  // any one
   released_[child] = {.issued_up_to = issued, .forget_at_unix_ms = forget_at_unix_ms};
 }
 

@@ -152,7 +152,8 @@ SignedBeacon sign(const Beacon& beacon, const trust::SigningKey& key) {
   return sign_body<SignedBeacon>(proto, kBeacon, key);
 }
 
-// The Merkle tree has as many leaves as the smallest power of two that holds all pieces; missing leaves are zeros.
+// Builds the Merkle tree over the pieces' hashes level by level. A level with an odd number of nodes gets one more, of
+// zeros, except at the root.
 std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t first,
                             std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
                             std::vector<trust::Hash>& hashes) {
@@ -250,12 +251,13 @@ Result<Beacon> SignatureChecker::open(const Signed& message) const {
   if (static_cast<std::size_t>(proto.revoked_size()) > 2 * kRevokedMax || proto.revoked_size() % 2 != 0)
     return bad("expected pairs of numbers for at most {} ranges of revoked workers, found {} numbers", kRevokedMax,
                proto.revoked_size());
-  std::uint64_t end = 0;  // the last id of the previous range
+  std::uint64_t last_before = 0;  // the last id of the previous range
   for (int i = 0; i < proto.revoked_size(); i += 2) {
-    const std::uint64_t gap = proto.revoked(i), length = proto.revoked(i + 1), first = end + gap, last = first + length;
-    if (gap == 0 || first < end || last < first) return bad("revoked workers that are not in order");
+    const std::uint64_t gap = proto.revoked(i), length = proto.revoked(i + 1), first = last_before + gap,
+                        last = first + length;
+    if (gap == 0 || first < last_before || last < first) return bad("revoked workers that are not in order");
     beacon.revoked.append(first, last);
-    end = last;
+    last_before = last;
   }
   return beacon;
 }

@@ -29,10 +29,10 @@ Result<std::vector<SealedChunk>> Sealer::write(std::span<const std::byte> bytes)
     if (open_chunk_bytes_ == announcement_.chunk_bytes)
       waiting_.emplace_back(std::exchange(open_chunk_, {}), std::exchange(open_chunk_bytes_, 0));
   }
-  // Chunks are sealed together, with one signature, once their number is this fraction of the number sealed before
+  // Waiting chunks are sealed together, with one signature, once they are an eighth of those sealed before
   // (`next_index_`). So the first chunks leave at once, and later ones share signatures.
-  constexpr std::uint32_t kSealedPerTogether = 8;
-  while (waiting_.size() >= std::clamp<std::size_t>(next_index_ / kSealedPerTogether, 1, kSealChunksMax))
+  constexpr std::uint32_t kSealedPerWaiting = 8;
+  while (waiting_.size() >= std::clamp<std::size_t>(next_index_ / kSealedPerWaiting, 1, kSealChunksMax))
     seal_waiting(sealed);
   return sealed;
 }

@@ -169,8 +169,8 @@ TEST(Entropy, AgreesWithTheDefinitionForEveryType) {
   const Kernels& usual = kernels();
   const KernelList sets = available_kernels();
   for (int k = 0; k < sets.count; ++k) {
-    SCOPED_TRACE(sets.of[k]->name);
-    select_kernels(*sets.of[k]);
+    SCOPED_TRACE(sets.kernels[k]->name);
+    select_kernels(*sets.kernels[k]);
     check_type<std::uint8_t>(DType::kBool, 0, 0, false);
     check_type<std::uint8_t>(DType::kU8, 0, 0, false);
     check_type<std::uint8_t>(DType::kI8, 0, 0, true);

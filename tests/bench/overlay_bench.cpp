@@ -123,7 +123,7 @@ int learner(const LearnerArgs& args) {
     lost += members.erase(id.value);
     wake.notify_all();
   };
-  events.acked = [&](WorkerId id, Version version, const Digest& found) {
+  events.installed = [&](WorkerId id, Version version, const Digest& found) {
     const std::lock_guard lock(mutex);
     if (found != digests.at(version.value)) {
       fmt::print(stderr, "worker {} acknowledged version {} with a wrong digest\n", id, version);
@@ -215,7 +215,7 @@ int learner(const LearnerArgs& args) {
       for (const WorkerId id : reports[v].topology.workers()) there.push_back(links.at(id));
       const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, *options.network.chunk,
                                                 options.network.uplink.value_or(BitRate{1e12}), there);
-      if (model) p["model_seconds"] = seconds(model->fraction(1));  // formula 4.2
+      if (model) p["model_seconds"] = seconds(model->quorum_time(1));  // formula 4.2
     }
     double last = 0;
     for (const auto& [name, s] : completions[v]) last = std::max(last, s);

@@ -64,17 +64,17 @@ void over_regions(double quorum) {
   for (std::size_t i = 0; i < kFleets; ++i) {
     const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
     const double bound = seconds(lower_bound(kPayload, fleet.learner_up, fleet.links, quorum, fleet.regions));
-    std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
+    std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner_region}};
     std::set<std::uint32_t> others;
     for (const ChainWorker& w : fleet.workers)
-      if ((region[w.id] = w.region) != fleet.regions.learner) others.insert(w.region);
+      if ((region[w.id] = w.region) != fleet.regions.learner_region) others.insert(w.region);
     for (Row& row : rows) {
       const Topology topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, row.policy,
                                             quorum, row.regions ? fleet.regions : Regions{})
                                     .value();
       const auto times =
           broadcast_time(topology, kPayload, kChunk, fleet.learner_up, fleet.links, fleet.regions).value();
-      row.over.push_back(seconds(times.fraction(quorum)) / bound);
+      row.over.push_back(seconds(times.quorum_time(quorum)) / bound);
       if (others.empty()) continue;
       double shares = 0;
       for (const auto& [id, parents] : topology.parents())

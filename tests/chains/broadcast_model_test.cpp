@@ -186,10 +186,10 @@ TEST(BroadcastTime, CompletionsGrowAlongTheChainAndFractionsAreRanks) {
   ASSERT_TRUE(times);
   for (const std::uint64_t seed : {1, 2, 3}) EXPECT_NEAR(seconds(times->time_of(WorkerId{seed})), 0.31, 1e-6);
   for (const std::uint64_t tail : {4, 5, 6}) EXPECT_NEAR(seconds(times->time_of(WorkerId{tail})), 0.42, 1e-6);
-  EXPECT_NEAR(seconds(times->fraction(0.5)), 0.31, 1e-6);
-  EXPECT_NEAR(seconds(times->fraction(0.51)), 0.42, 1e-6);
-  EXPECT_NEAR(seconds(times->fraction(0.01)), 0.31, 1e-6);
-  EXPECT_EQ(times->last(), times->fraction(1.0));
+  EXPECT_NEAR(seconds(times->quorum_time(0.5)), 0.31, 1e-6);
+  EXPECT_NEAR(seconds(times->quorum_time(0.51)), 0.42, 1e-6);
+  EXPECT_NEAR(seconds(times->quorum_time(0.01)), 0.31, 1e-6);
+  EXPECT_EQ(times->last(), times->quorum_time(1.0));
 }
 
 TEST(BroadcastTime, LearnerUplinkIsSharedFairlyBySeedsOfUnequalDownlinks) {
@@ -237,9 +237,9 @@ TEST(BestChunk, NoOtherIsMuchFaster) {
       const auto topology = plan_chains(learner, workers[0].up, workers, TopologyPolicy::kTrees).value();
       const auto time_s = [&](Bytes chunk) {
         const double chunks = static_cast<double>(bytes) / static_cast<double>(chunk.count);
-        const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kBytesPerChunk)};
+        const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kChunkOverheadBytes)};
         return seconds(broadcast_time(topology, sent, chunk, learner, links).value().last()) +
-               chunks * kSecondsPerChunk;
+               chunks * kChunkOverheadSeconds;
       };
       const Bytes best = best_chunk(Bytes{bytes}, topology, lower_bound(Bytes{bytes}, learner, links));
       for (std::uint64_t other = kBestChunkMin; other <= kBestChunkMax; other *= 2)

@@ -20,7 +20,7 @@ Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const Broadcas
   const auto topology =
       plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, goal.quorum, fleet.regions).value();
   return broadcast_time(topology, goal.payload, goal.chunk, fleet.learner_up, fleet.links, fleet.regions)
-      ->fraction(goal.quorum);
+      ->quorum_time(goal.quorum);
 }
 
 // Workers with equal links, and a delay to each.
@@ -44,10 +44,10 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
     Duration best = choice.predicted;
     for (const TopologyPolicy policy :
          {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
-      if (policy != TopologyPolicy::kStar || fleet.workers.size() <= kStarMax)
+      if (policy != TopologyPolicy::kStar || fleet.workers.size() <= kStarWorkersMax)
         best = std::min(best, time_of(fleet, policy, goal));
     ASSERT_LE(seconds(choice.predicted), seconds(best) / kLeaveTreesTimeShare + 1e-9) << "fleet " << i;
-    ASSERT_EQ(choice.predicted, choice.times.fraction(0.9));
+    ASSERT_EQ(choice.predicted, choice.times.quorum_time(0.9));
     ASSERT_GE(seconds(choice.predicted), 0.999 * seconds(choice.lower_bound));
     ASSERT_TRUE(std::is_sorted(choice.candidates.begin(), choice.candidates.end(),
                                [](const auto& a, const auto& b) { return a.predicted < b.predicted; }));

@@ -68,7 +68,7 @@ inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, d
     times->workers.pop_back();
     links.pop_back();
   }
-  return seconds(times->fraction(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q, fleet.regions));
+  return seconds(times->quorum_time(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q, fleet.regions));
 }
 
 // The ratios over the given number of random fleets, ascending.

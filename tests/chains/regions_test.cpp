@@ -51,7 +51,7 @@ Topology trees(const RandomFleet& fleet, double quorum = 1) {
 // Number of payloads that cross from each region to each other. A stripe is an equal part of a payload.
 using Crossings = std::map<std::pair<std::uint32_t, std::uint32_t>, double>;
 Crossings crossings(const Topology& topology, const RandomFleet& fleet) {
-  std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
+  std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner_region}};
   for (const ChainWorker& w : fleet.workers) region[w.id] = w.region;
   Crossings crossed;
   for (const auto& [id, parents] : topology.parents())
@@ -212,7 +212,7 @@ TEST(Relays, InvalidRegionsAndLinksAreNamed) {
   EXPECT_EQ(error(), "");
   fleet.regions.links[1].pop_back();
   EXPECT_THAT(error(), testing::HasSubstr("links from a region is 1, expected 2"));
-  fleet.regions.learner = 7;
+  fleet.regions.learner_region = 7;
   EXPECT_THAT(error(), testing::HasSubstr("the learner's region is 7, expected 0 to 1"));
 }
 
@@ -259,7 +259,7 @@ TEST(Relays, OddFleetsAreReached) {
       if (random.uniform() < 0.1) w.up = w.down = BitRate{1000};
     }
     if (fleet.regions.several())
-      fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.links.size()));
+      fleet.regions.learner_region = static_cast<std::uint32_t>(random.below(fleet.regions.links.size()));
     for (auto& row : fleet.regions.links)
       for (RegionLink& link : row)
         if (i % 5 == 0 && random.uniform() < 0.3) link.rate = BitRate{1000};

@@ -56,16 +56,16 @@ TEST(RoleLadder, ClimbsByDeliveriesToOthersAlone) {
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.record_delivery());  // nothing to win
   EXPECT_TRUE(ladder.demote(now));
   EXPECT_EQ(ladder.role(), Role::kTail);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
+  for (int i = 0; i < RoleLadder::kDeliveriesToPromote - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
   EXPECT_TRUE(ladder.record_delivery());
   EXPECT_EQ(ladder.role(), Role::kSeed);
   // A demotion resets the count.
   ladder.demote(now);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
+  for (int i = 0; i < RoleLadder::kDeliveriesToPromote - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
   EXPECT_TRUE(ladder.demote(now));
   EXPECT_FALSE(ladder.demote(now));
   ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());  // as a helper
+  for (int i = 0; i < RoleLadder::kDeliveriesToPromote - 1; ++i) EXPECT_FALSE(ladder.record_delivery());  // as a helper
   EXPECT_TRUE(ladder.record_delivery());
   EXPECT_EQ(ladder.role(), Role::kTail);
 }

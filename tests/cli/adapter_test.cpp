@@ -196,7 +196,7 @@ TEST_F(AdapterVerbs, BenchHasARatio) {
   EXPECT_LE(r["median_us"], r["p99_us"]);
   EXPECT_GT(r["median_over_baseline"], 0.0);
   EXPECT_EQ(r["batch"], 8);
-  EXPECT_THAT(run_program({"adapter", "bench", "guess", "--seconds", "0.2"}).out, HasSubstr("task over that"));
+  EXPECT_THAT(run_program({"adapter", "bench", "guess", "--seconds", "0.2"}).out, HasSubstr("task / comparison"));
 }
 
 class RescoreVerb : public AdapterVerbs {

@@ -132,8 +132,8 @@ void with_every_instruction_set(F&& f) {
   } restore;
   const KernelList list = available_kernels();
   for (int k = 0; k < list.count; ++k) {
-    SCOPED_TRACE(list.of[k]->name);
-    select_kernels(*list.of[k]);
+    SCOPED_TRACE(list.kernels[k]->name);
+    select_kernels(*list.kernels[k]);
     f();
   }
 }
@@ -183,8 +183,8 @@ TEST(Format, EveryInstructionSetGivesTheSameBytes) {
       std::tie(prev, cur) = weight_update(dtype, {99, 1777}, std::pow(10, -7 + 4 * random.uniform()), random);
     std::optional<Blob> expected;
     for (int k = 0; k < list.count; ++k) {
-      SCOPED_TRACE(list.of[k]->name);
-      select_kernels(*list.of[k]);
+      SCOPED_TRACE(list.kernels[k]->name);
+      select_kernels(*list.kernels[k]);
       const Blob patch = *encode_delta(prev.view(), cur.view());
       if (!expected) expected = patch;
       EXPECT_TRUE(patch == *expected);

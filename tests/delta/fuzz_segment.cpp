@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static SegmentDecoder decoder;
   if (size == 0) return 0;
   const DType dtype = kAllDTypes[data[0] % kAllDTypes.size()];
-  const auto segment = read_segment(std::as_bytes(std::span(data + 1, size - 1)));
+  const auto segment = read_segment(std::as_bytes(std::span(data + 1, size - 1)), /*is_group=*/false);
   if (!segment) return 0;
   check_group(decoder, *segment, old, dtype);
   std::vector<Digest> leaves(leaf_count(old.size()));

@@ -104,8 +104,9 @@ FAULTS = [
     Fault("what was under way on a broken connection counts as there", EDGE,
           "if (std::exchange(edge.has_lost_connection, false)) {", "if (false) {", "overlay_parts_test"),
     Fault("the dearest way is taken", EDGE,
-          "added || cost_bytes < it->second.cost_bytes || (cost_bytes == it->second.cost_bytes && key.base);",
-          "added || cost_bytes > it->second.cost_bytes;", "overlay_parts_test", True),
+          "if (added || cost_bytes < it->second.cost_bytes || is_delta_at_equal_cost)",
+          "if (added || cost_bytes > it->second.cost_bytes || (false && is_delta_at_equal_cost))",
+          "overlay_parts_test", True),
     Fault("urgent messages cut into a frame", UPLINK,
           "if (it != connections_.end() && it->second.frame && it->second.frame_bytes_sent > 0)",
           "if (false)", "overlay_parts_test"),
@@ -197,7 +198,7 @@ FAULTS = [
           "acknowledged < chains::quorum_count(1.0, worker_count)",
           "overlay_core_test"),
     Fault("nobody asks for a snapshot", LEARNER_PUB,
-          "if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});", "(void)next;",
+          "if (next) actions_.push_back(act::RequestCatchUp{next->version, next->base});", "(void)next;",
           "overlay_core_test", True),
     Fault("a silent worker helps others", LEARNER_PUB, "id == self || other.presence.is_silent() ||", "id == self ||",
           "overlay_core_test"),
@@ -219,7 +220,7 @@ FAULTS = [
     Fault("the learner forgets where workers stand", TOPOLOGY, "  planned.region = worker.region;\n", "",
           "overlay_core_test"),
     Fault("relays are hung up after all others", TREES,
-          "  for (std::size_t s = 0; s < parents_.size() && region_count_ > 1; ++s) "
+          "  for (std::size_t s = 0; s < stripe_count() && region_count_ > 1; ++s) "
           "repair_stripe(s, RepairPass::kRelays);\n", "", "chains_test"),
     Fault("a way is as wide for each as for all", MODEL, "if (shares[k] < stripe_edges[edge_indices[k]].rate)",
           "if (false)", "chains_test"),
@@ -230,7 +231,7 @@ FAULTS = [
           "accept_repaired(repair(std::nullopt, fleet), now) : "
           "chains::remove_worker(topology_, id.value > 0 ? kLearnerId : id)",
           "overlay_core_test", True),
-    Fault("a grant's signature is not checked", GRANT, "  ECHO_TRY(checker.check(kGrant, message));\n", "",
+    Fault("a grant's signature is not checked", GRANT, "  ECHO_TRY(checker.check(kContext, message));\n", "",
           "overlay_core_test", True),
     Fault("a grant is good for any child", GRANT, "if (grant.child != child)", "if (false)", "overlay_core_test", True),
     Fault("a grant is good at any parent", GRANT, "return source.parent == self_; }))",

@@ -70,7 +70,7 @@ struct TestLearner {
     events.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
     events.away = [this](WorkerId id, const std::string& why) { board.write([&] { away[id] = why; }); };
     events.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
-    events.acked = [this](WorkerId id, Version v, const Digest& d) {
+    events.installed = [this](WorkerId id, Version v, const Digest& d) {
       board.write([&] {
         acked[id] = v;
         wrong_digest |= d != digest_of(v.value);

@@ -42,8 +42,8 @@ TEST(Learner, ReportsThePartsOfABroadcastsTime) {
   desk.deliver_control(1, Installed{Version{0}, digest_of(0), 0, milliseconds(1), milliseconds(2)});
   desk.now += milliseconds(25);
   desk.deliver_control(2, Installed{Version{0}, digest_of(0), 0, milliseconds(7), milliseconds(11)});
-  ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
-  const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
+  ASSERT_THAT(desk.all<act::ReportBroadcast>(), SizeIs(1));
+  const BroadcastReport report = desk.all<act::ReportBroadcast>()[0].report;
   EXPECT_EQ(report.t_b, milliseconds(100));
   EXPECT_EQ(report.parts.encode, milliseconds(20));
   EXPECT_EQ(report.parts.seal, milliseconds(10 + 5));  // sealing the chunks, and then saving
@@ -59,7 +59,7 @@ TEST(Learner, ReportsThePartsOfABroadcastsTime) {
     desk.now += milliseconds(10);
     desk.deliver_control(id, Installed{Version{1}, digest_of(1), 0, std::chrono::hours(1), milliseconds(15)});
   }
-  const BroadcastParts parts = desk.all<act::BroadcastDone>().at(1).report.parts;
+  const BroadcastParts parts = desk.all<act::ReportBroadcast>().at(1).report.parts;
   EXPECT_EQ(parts.install, milliseconds(15));
   EXPECT_EQ(parts.verify, milliseconds(5));
   EXPECT_EQ(parts.send + parts.acknowledge + parts.encode + parts.seal, Duration{});
@@ -97,10 +97,10 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
   TimePoint now(seconds(1));
   core.start(now);
   const auto take = [&] {
-    std::pair<std::vector<WorkerState>, std::vector<act::Deliver>> found;
+    std::pair<std::vector<WorkerState>, std::vector<act::DeliverPublication>> found;
     for (Action& a : core.take_actions()) {
       if (const auto* s = std::get_if<act::SaveState>(&a)) found.first.push_back(*decode_worker_state(s->bytes));
-      if (auto* d = std::get_if<act::Deliver>(&a)) found.second.push_back(std::move(*d));
+      if (auto* d = std::get_if<act::DeliverPublication>(&a)) found.second.push_back(std::move(*d));
     }
     return found;
   };

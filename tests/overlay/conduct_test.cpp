@@ -324,7 +324,7 @@ TEST(LearnerConduct, ManyFailuresInTwoSecondsChangeLittle) {
   Desk desk(8);
   desk.join_all(6);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4, 5, 6));
-  const auto before = desk.all<act::TopologyChanged>().size();
+  const auto before = desk.all<act::ReportTopology>().size();
   const auto depth = [&](std::uint64_t worker) {
     const auto chain = desk.chain();
     return std::find(chain.begin(), chain.end(), worker) - chain.begin();
@@ -337,7 +337,7 @@ TEST(LearnerConduct, ManyFailuresInTwoSecondsChangeLittle) {
     desk.pass_time(milliseconds(75));
   }
   EXPECT_EQ(nearest, 3) << "an accuser gains no better place";
-  EXPECT_LE(desk.all<act::TopologyChanged>().size() - before, 3u);
+  EXPECT_LE(desk.all<act::ReportTopology>().size() - before, 3u);
   EXPECT_EQ(desk.chain().at(0), 1u);
 }
 
@@ -500,7 +500,7 @@ TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
   Heartbeat beat;
   beat.holdings = {{full(30), 10}};
   const std::uint64_t other = parent == id(1) ? 2 : 1;
-  for (std::uint64_t version = 31; version < 31 + chains::RoleLadder::kDeliveriesPerStep; ++version) {
+  for (std::uint64_t version = 31; version < 31 + chains::RoleLadder::kDeliveriesToPromote; ++version) {
     ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
     beat.holdings = {{full(version), 10}};
     desk.deliver_control(parent.value, beat);
@@ -570,7 +570,7 @@ TEST(LearnerConduct, AnUnpublishedVersionCountsAsInstalledByNoWorker) {
   desk.deliver_control(1, Installed{Version{3}, digest_of(1), 0});
   desk.deliver_control(1, Installed{Version{2}, digest_of(2), 0});
   EXPECT_EQ(installed(), std::nullopt);
-  EXPECT_THAT(desk.all<act::Acked>(), IsEmpty());
+  EXPECT_THAT(desk.all<act::ReportInstalled>(), IsEmpty());
   desk.deliver_control(1, Installed{Version{1}, digest_of(1), 0});
   EXPECT_EQ(installed(), Version{1});
   desk.join(1, true, kMegabytePerS, Installed{Version{3}, digest_of(7), 0});
@@ -627,9 +627,9 @@ TEST(LearnerConduct, AMessageWithoutEndIsNotKept) {
   };
   for (int i = 0; i < 4; ++i) part(30'000, true);
   part(30'000, false);
-  EXPECT_THAT(desk.all<act::MessageFrom>(), IsEmpty());
+  EXPECT_THAT(desk.all<act::DeliverWorkerMessage>(), IsEmpty());
   part(100'000, false);
-  EXPECT_THAT(desk.all<act::MessageFrom>(), SizeIs(1)) << "the next message is accepted";
+  EXPECT_THAT(desk.all<act::DeliverWorkerMessage>(), SizeIs(1)) << "the next message is accepted";
   std::size_t sent = 0;
   for (; desk.has(id(1)) && sent < 10'000'000; sent += 30'000) part(30'000, true);
   EXPECT_LE(sent, 600'000u);
@@ -703,7 +703,7 @@ TEST(LearnerConduct, ApplicationMessagesHaveABudgetToo) {
     desk.take();
   }
   EXPECT_THAT(desk.lost(1), HasSubstr("of messages: at most"));
-  EXPECT_LE(desk.all<act::MessageFrom>().size(), 4096u);
+  EXPECT_LE(desk.all<act::DeliverWorkerMessage>().size(), 4096u);
 }
 
 TEST(LearnerConduct, LargeMessagesAreNoFlood) {
@@ -717,7 +717,7 @@ TEST(LearnerConduct, LargeMessagesAreNoFlood) {
       desk.core.on_frame(desk.control.at(id(1)), std::move(frame), desk.now);
       desk.take();
     }
-  const auto messages = desk.all<act::MessageFrom>();
+  const auto messages = desk.all<act::DeliverWorkerMessage>();
   ASSERT_THAT(messages, SizeIs(3));
   EXPECT_EQ(messages.back().bytes.size(), 4096u * 4096u);
   EXPECT_TRUE(desk.has(id(1)));
@@ -769,7 +769,8 @@ TEST(LearnerConduct, ComingBackFillsNoBudget) {
   }
   EXPECT_LE(renewed, 4u);
   for (int i = 0; i < 100; ++i) desk.join(1);
-  EXPECT_LE(desk.all<act::Joined>().size(), 17u) << "it reconnects too often, and is dropped without a goodbye";
+  EXPECT_LE(desk.all<act::ReportWorkerJoined>().size(), 17u)
+      << "it reconnects too often, and is dropped without a goodbye";
   EXPECT_EQ(desk.goodbye(desk.control.at(id(1))), "");
 }
 
@@ -786,10 +787,10 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
         desk.deliver_control(worker, Installed{Version{version}, digest_of(version), 0});
       }
       if (version == 0) {
-        EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is the whole fleet";
+        EXPECT_THAT(desk.all<act::ReportBroadcast>(), IsEmpty()) << n << " workers: the quorum is the whole fleet";
         desk.pass_time(BroadcastTimes::kStragglerPatience + seconds(1));
       }
-      const auto done = desk.all<act::BroadcastDone>();
+      const auto done = desk.all<act::ReportBroadcast>();
       ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second version on, the report does not wait";
       EXPECT_EQ(done.back().report.t_b, milliseconds(10) * (n - 1));
       EXPECT_EQ(done.back().report.workers, n);
@@ -800,10 +801,10 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
     ASSERT_TRUE(desk.publish(make(delta(3, 2), 1000)).has_value());
     for (std::uint64_t worker = 1; worker < n; ++worker)
       desk.deliver_control(worker, Installed{Version{3}, digest_of(3), 0});
-    EXPECT_THAT(desk.all<act::BroadcastDone>(), SizeIs(3));
+    EXPECT_THAT(desk.all<act::ReportBroadcast>(), SizeIs(3));
     desk.deliver_control(n, Installed{Version{3}, digest_of(3), 0});
-    ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(4));
-    EXPECT_EQ(desk.all<act::BroadcastDone>().back().report.acknowledged, n);
+    ASSERT_THAT(desk.all<act::ReportBroadcast>(), SizeIs(4));
+    EXPECT_EQ(desk.all<act::ReportBroadcast>().back().report.acknowledged, n);
   }
 }
 
@@ -839,7 +840,7 @@ TEST(LearnerConduct, ASingleLateWorkerDoesNotCountForABroadcastsTime) {
         desk.now += std::ranges::count(c.late, worker) ? milliseconds(500) : milliseconds(10);
         desk.deliver_control(worker, Installed{Version{version}, digest_of(version), 0});
       }
-      const auto done = desk.all<act::BroadcastDone>();
+      const auto done = desk.all<act::ReportBroadcast>();
       ASSERT_THAT(done, SizeIs(version + 1));
       EXPECT_EQ(done.back().report.t_b, c.t_b);
       EXPECT_EQ(done.back().report.workers, c.workers);
@@ -858,7 +859,7 @@ TEST(LearnerConduct, AWorkerThatLeavesABroadcastDoesNotCountForItsTime) {
   }
   desk.now += milliseconds(700);
   desk.deliver_control(4, Goodbye{"done"});
-  const auto done = desk.all<act::BroadcastDone>();
+  const auto done = desk.all<act::ReportBroadcast>();
   ASSERT_THAT(done, SizeIs(1));
   EXPECT_EQ(done.back().report.t_b, milliseconds(30));
 }

@@ -113,7 +113,7 @@ TEST(Membership, CertificatesAreRenewedWithoutAnInterruption) {
   const auto identity = trust::check_certificate(worker.certificates.back(), hall.authority().public_key(), "run",
                                                  kMadeUnix_s + 100 * 60);
   EXPECT_TRUE(identity.has_value()) << identity.error().message();
-  EXPECT_THAT(worker.all<act::Away>(), IsEmpty());
+  EXPECT_THAT(worker.all<act::ReportLearnerAway>(), IsEmpty());
 }
 
 TEST(Membership, NoNodeServesARevokedWorker) {
@@ -380,7 +380,7 @@ TEST(Restart, WorkersFollowALearnerThatGoesBack) {
   const Made again = make(full(1), 50'000, {.epoch = 1, .seed = 1}),
              second = make(delta(2, 1), 5'000, {.epoch = 1, .policy_digest = digest_of(22), .seed = 1});
   std::size_t asked = 0;  // every worker has to begin with the version that the learner went back to
-  hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
+  hall.on_need_catch_up = [&](const act::RequestCatchUp& need) {
     EXPECT_EQ(need.current, Version{1});
     ++asked;
     ASSERT_TRUE(hall.publish(again, true).has_value());

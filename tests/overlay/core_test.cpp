@@ -22,8 +22,8 @@ std::vector<std::byte> payload_of(const HallNode& node, const PublicationKey& ke
 TEST(Overlay, APublicationReachesEveryWorkerOnce) {
   Hall hall;
   const auto workers = hall.join_all(4);
-  EXPECT_EQ(workers[0]->all<act::Welcomed>().at(0).welcome, "hello worker 1");
-  EXPECT_EQ(hall.learner().all<act::Joined>().size(), 4u);
+  EXPECT_EQ(workers[0]->all<act::ReportWelcome>().at(0).welcome, "hello worker 1");
+  EXPECT_EQ(hall.learner().all<act::ReportWorkerJoined>().size(), 4u);
   const Made first = make(full(0), 100'000);
   ASSERT_TRUE(hall.publish(first).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
@@ -36,13 +36,13 @@ TEST(Overlay, APublicationReachesEveryWorkerOnce) {
     EXPECT_EQ(hall.chunk_bytes(i == 0 ? hall.learner() : *chain[i - 1], *chain[i]), 100'000u);
   }
   EXPECT_EQ(hall.core().stats().chunk_bytes_sent.count, 100'000u);
-  ASSERT_EQ(hall.learner().all<act::BroadcastDone>().size(), 1u);
-  const BroadcastReport report = hall.learner().all<act::BroadcastDone>()[0].report;
+  ASSERT_EQ(hall.learner().all<act::ReportBroadcast>().size(), 1u);
+  const BroadcastReport report = hall.learner().all<act::ReportBroadcast>()[0].report;
   EXPECT_EQ(report.version, Version{0});
   EXPECT_EQ(report.workers, 4u);
   EXPECT_EQ(report.depth, 4u);
   EXPECT_EQ(report.payload.count, 100'000u);
-  EXPECT_EQ(hall.learner().all<act::Acked>().size(), 4u);
+  EXPECT_EQ(hall.learner().all<act::ReportInstalled>().size(), 4u);
 
   for (std::uint64_t v = 1; v <= 5; ++v) ASSERT_TRUE(hall.publish(make(delta(v, v - 1), 20'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(5); }));
@@ -101,8 +101,8 @@ TEST(Overlay, ABrokenConnectionIsOpenedAgain) {
   ASSERT_TRUE(hall.add(made, 100, 100).has_value());
   ASSERT_TRUE(hall.finish(made).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
-  ASSERT_TRUE(hall.run_until([&] { return chain[0]->all<act::Welcomed>().size() == 2; }));
-  EXPECT_EQ(chain[0]->all<act::Away>().size(), 1u);
+  ASSERT_TRUE(hall.run_until([&] { return chain[0]->all<act::ReportWelcome>().size() == 2; }));
+  EXPECT_EQ(chain[0]->all<act::ReportLearnerAway>().size(), 1u);
   for (HallNode* node : chain) {
     EXPECT_EQ(node->delivered.at(0).payload, made.payload);
     EXPECT_EQ(node->keys().size(), 1u);
@@ -170,7 +170,7 @@ TEST(Overlay, NothingIsActivatedBeforeTheFloorIsOnDisk) {
   ASSERT_TRUE(hall.publish(make(full(0), 5000)).has_value());
   hall.run_for(kAWhile);
   EXPECT_TRUE(worker.delivered.empty());
-  EXPECT_TRUE(hall.learner().all<act::Acked>().empty());
+  EXPECT_TRUE(hall.learner().all<act::ReportInstalled>().empty());
   worker.disk_fails = false;
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   EXPECT_EQ(decode_worker_state(worker.state)->floor, (Installed{Version{0}, digest_of(0), 0}));
@@ -273,7 +273,7 @@ TEST(Overlay, ALateJoinerIsHelpedByAPeerAndNotByTheLearner) {
   EXPECT_EQ(&hall.parent_of(late), &forgetful);
   EXPECT_GE(hall.chunk_bytes(*hall.chain()[0], late), 100'000u);
   EXPECT_EQ(hall.core().stats().chunk_bytes_sent.count, sent);
-  EXPECT_TRUE(hall.learner().all<act::NeedCatchUp>().empty());
+  EXPECT_TRUE(hall.learner().all<act::RequestCatchUp>().empty());
   ASSERT_TRUE(hall.publish(make(delta(4, 3), 10'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(4); }));
   EXPECT_EQ(hall.chunk_bytes(forgetful, late), 10'000u);  // its parent serves it from then on
@@ -295,7 +295,7 @@ TEST(Overlay, IfNoPublicationHelpsTheLearnerProvidesASnapshot) {
   HallNode& late = hall.join(small);
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(3); }));
   EXPECT_EQ(late.delivered.back().key, full(3));
-  EXPECT_EQ(hall.learner().all<act::NeedCatchUp>().size(), 1u);
+  EXPECT_EQ(hall.learner().all<act::RequestCatchUp>().size(), 1u);
 }
 
 // A publication expired while its digest could not be saved. The learner still publishes it once the disk works.
@@ -309,10 +309,10 @@ TEST(Overlay, AVersionThatExpiredBeforeItWasSavedIsPublishedAgain) {
   hall.learner().disk_fails = true;
   ASSERT_TRUE(hall.publish(make(delta(1, 0), 500, soon_over)).has_value());
   hall.run_for(std::chrono::seconds(25));
-  ASSERT_TRUE(hall.learner().all<act::NeedCatchUp>().empty());
+  ASSERT_TRUE(hall.learner().all<act::RequestCatchUp>().empty());
   hall.learner().disk_fails = false;
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
-  EXPECT_FALSE(hall.learner().all<act::NeedCatchUp>().empty());
+  EXPECT_FALSE(hall.learner().all<act::RequestCatchUp>().empty());
 }
 
 // The learner makes one delta from the worker's version, and one for each of several workers at different versions.
@@ -323,7 +323,7 @@ TEST(Overlay, AWorkerThatMissedManyVersionsGetsOneDelta) {
   });
   const auto workers = hall.join_all(2);
   std::vector<PublicationKey> asked;
-  hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
+  hall.on_need_catch_up = [&](const act::RequestCatchUp& need) {
     const PublicationKey key{need.current, need.from};
     asked.push_back(key);
     ASSERT_TRUE(hall.publish(make(key, 120'000), true).has_value());
@@ -359,8 +359,8 @@ TEST(Overlay, AFailedInstallationIsRepairedByASnapshot) {
   worker.member().install_failed(Version{1}, "another result digest", hall.now());
   hall.settle(worker);
   ASSERT_TRUE(hall.run_until([&] { return worker.delivered.back().key == full(1); }));
-  ASSERT_TRUE(hall.run_until([&] { return !hall.learner().all<act::Acked>().empty(); }));
-  EXPECT_EQ(hall.learner().all<act::Acked>()[0].version, Version{1});
+  ASSERT_TRUE(hall.run_until([&] { return !hall.learner().all<act::ReportInstalled>().empty(); }));
+  EXPECT_EQ(hall.learner().all<act::ReportInstalled>()[0].version, Version{1});
 }
 
 // ---- messages ----
@@ -386,15 +386,15 @@ TEST(Overlay, LargeMessagesAreSentInPartsWithHeartbeatsBetweenThem) {
   hall.settle(worker);
   hall.settle(hall.learner());
   ASSERT_TRUE(hall.run_until([&] {
-    return worker.all<act::Message>().size() == texts.size() &&
-           hall.learner().all<act::MessageFrom>().size() == texts.size();
+    return worker.all<act::DeliverLearnerMessage>().size() == texts.size() &&
+           hall.learner().all<act::DeliverWorkerMessage>().size() == texts.size();
   }));
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    EXPECT_EQ(worker.all<act::Message>()[i].bytes, texts[i]) << i;
-    EXPECT_EQ(hall.learner().all<act::MessageFrom>()[i].bytes, texts[i]) << i;
+    EXPECT_EQ(worker.all<act::DeliverLearnerMessage>()[i].bytes, texts[i]) << i;
+    EXPECT_EQ(hall.learner().all<act::DeliverWorkerMessage>()[i].bytes, texts[i]) << i;
   }
-  EXPECT_TRUE(worker.all<act::Away>().empty());
-  EXPECT_TRUE(hall.learner().all<act::Lost>().empty());
+  EXPECT_TRUE(worker.all<act::ReportLearnerAway>().empty());
+  EXPECT_TRUE(hall.learner().all<act::ReportWorkerLost>().empty());
 }
 
 TEST(Overlay, TheEndOfTheRunInterruptsAMessage) {

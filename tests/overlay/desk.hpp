@@ -113,12 +113,12 @@ struct Desk {
     return found.empty() ? "" : found.back().reason;
   }
   std::string away(std::uint64_t worker) const {
-    for (const auto& a : all<act::WorkerAway>())
+    for (const auto& a : all<act::ReportWorkerAway>())
       if (a.worker == WorkerId{worker}) return a.reason;
     return "";
   }
   std::string lost(std::uint64_t worker) const {
-    for (const auto& l : all<act::Lost>())
+    for (const auto& l : all<act::ReportWorkerLost>())
       if (l.worker == WorkerId{worker}) return l.reason;
     return "";
   }

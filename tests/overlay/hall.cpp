@@ -16,7 +16,7 @@ trust::SigningKey key_of(const HallNode& node) { return made_key(node.name); }
 Hall::Hall(std::function<void(LearnerConfig&)> configure) : configure_learner_(std::move(configure)) {
   authority_ = std::make_shared<trust::Authority>(made_authority());
   checker_ = std::make_shared<SignatureChecker>("run", authority_->public_key());
-  on_need_catch_up = [this](const act::NeedCatchUp& need) {
+  on_need_catch_up = [this](const act::RequestCatchUp& need) {
     ECHO_CHECK(publish(make({need.current, {}}, 1000, {.epoch = core().epoch()}), true).has_value());
   };
   add_node("learner");
@@ -300,13 +300,13 @@ void Hall::perform(HallNode& node, Action action) {
     node.spools.erase(d->publication);
     return;
   }
-  if (const auto* n = std::get_if<act::NeedCatchUp>(&action))
+  if (const auto* n = std::get_if<act::RequestCatchUp>(&action))
     call_at(now_, [this, need = *n] { on_need_catch_up(need); });
-  if (const auto* d = std::get_if<act::Deliver>(&action)) deliver(node, *d);
+  if (const auto* d = std::get_if<act::DeliverPublication>(&action)) deliver(node, *d);
   node.events.push_back(std::move(action));
 }
 
-void Hall::deliver(HallNode& node, const act::Deliver& d) {
+void Hall::deliver(HallNode& node, const act::DeliverPublication& d) {
   std::vector<std::byte> payload;
   if (d.spooled) {
     payload.resize(d.bytes);

@@ -54,7 +54,7 @@ struct HallNode {
   std::vector<T> all() const {
     return all_of<T>(events);
   }
-  std::string end() const { return all<act::Disconnected>().empty() ? "" : all<act::Disconnected>().back().reason; }
+  std::string end() const { return all<act::ReportEnd>().empty() ? "" : all<act::ReportEnd>().back().reason; }
 };
 
 class Hall {
@@ -105,8 +105,8 @@ class Hall {
   std::function<bool(HallNode& from, HallNode& to, Frame&)> tamper;
   // True if a connection can be opened in this direction. Without it, every one can.
   std::function<bool(HallNode& from, HallNode& to)> may_dial;
-  // Answers act::NeedCatchUp; by default with a full snapshot of 1000 bytes.
-  std::function<void(const act::NeedCatchUp&)> on_need_catch_up;
+  // Answers act::RequestCatchUp; by default with a full snapshot of 1000 bytes.
+  std::function<void(const act::RequestCatchUp&)> on_need_catch_up;
 
  private:
   struct End {
@@ -135,7 +135,7 @@ class Hall {
   void read(const std::shared_ptr<Link>& link, int side);
   void close(const std::shared_ptr<Link>& link, int side, const std::string& reason);
   std::pair<std::shared_ptr<Link>, int> find(HallNode& node, ConnId conn);
-  void deliver(HallNode& node, const act::Deliver& deliver);
+  void deliver(HallNode& node, const act::DeliverPublication& deliver);
 
   std::function<void(LearnerConfig&)> configure_learner_;
   std::shared_ptr<const trust::Authority> authority_;

@@ -23,7 +23,7 @@ TEST(Learner, AdmitsAWorkerByItsCertificate) {
   Desk desk(std::move(c));
   const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{3}});
   desk.deliver_control(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
-  const auto joined = desk.all<act::Joined>();
+  const auto joined = desk.all<act::ReportWorkerJoined>();
   ASSERT_EQ(joined.size(), 1u);
   EXPECT_EQ(joined[0].member.id, WorkerId{3});
   EXPECT_EQ(joined[0].member.name, "vast-3");         // the name in its token, not in its hello
@@ -61,7 +61,7 @@ TEST(Learner, RefusesUnknownPeersWithAReason) {
   desk.core.on_frame(garbage, {FrameType::kControl, Slice(random_bytes(1, 50)), {}, {}}, desk.now);
   desk.take();
   EXPECT_THAT(desk.goodbye(garbage), HasSubstr("not a valid message"));
-  EXPECT_TRUE(desk.all<act::Joined>().empty());
+  EXPECT_TRUE(desk.all<act::ReportWorkerJoined>().empty());
 }
 
 TEST(Learner, AWorkerIsRefusedIfItsWelcomeExceedsAMessage) {
@@ -70,13 +70,13 @@ TEST(Learner, AWorkerIsRefusedIfItsWelcomeExceedsAMessage) {
   c.welcome = [&](const MemberInfo&) { return std::string(bytes, 'w'); };
   Desk desk(std::move(c));
   desk.join(1);
-  EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
+  EXPECT_EQ(desk.all<act::ReportWorkerJoined>().size(), 1u);
   ++bytes;
   const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{2}});
   desk.deliver_control(conn, Hello{"run", "w", {"10.0.0.2", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(conn));
   EXPECT_THAT(desk.goodbye(conn), HasSubstr("no welcome"));
-  EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
+  EXPECT_EQ(desk.all<act::ReportWorkerJoined>().size(), 1u);
 }
 
 TEST(Learner, ClosesUnknownPeersThatSendNothing) {
@@ -436,15 +436,15 @@ TEST(Learner, MeasuresTheQuorumOfTheWorkersPresentAtTheStart) {
     desk.now += milliseconds(10);
     desk.deliver_control(id, Installed{Version{0}, digest_of(0), 0});
   }
-  EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty());                 // 8 of 11; ceil(9.9) = 10 needed
+  EXPECT_THAT(desk.all<act::ReportBroadcast>(), IsEmpty());               // 8 of 11; ceil(9.9) = 10 needed
   desk.core.on_closed(desk.control.at(WorkerId{11}), "reset", desk.now);  // 8 of 10; 9 needed
   desk.now += milliseconds(10);
   desk.deliver_control(9, Installed{Version{0}, digest_of(0), 0});
-  ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
-  const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
+  ASSERT_THAT(desk.all<act::ReportBroadcast>(), SizeIs(1));
+  const BroadcastReport report = desk.all<act::ReportBroadcast>()[0].report;
   EXPECT_EQ(report.t_b, milliseconds(90));
   EXPECT_EQ(report.workers, 10u);
-  EXPECT_EQ(desk.all<act::Acked>().size(), 9u);
+  EXPECT_EQ(desk.all<act::ReportInstalled>().size(), 9u);
 }
 
 TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
@@ -455,7 +455,7 @@ TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
   desk.deliver_control(1, Installed{Version{2}, digest_of(2), 0});  // older: ignored
   desk.deliver_control(1, Installed{Version{9}, digest_of(9), 7});  // of another epoch: ignored
   EXPECT_EQ(desk.core.stats().workers[0].installed, Version{3});
-  EXPECT_THAT(desk.all<act::Acked>(), SizeIs(1));
+  EXPECT_THAT(desk.all<act::ReportInstalled>(), SizeIs(1));
   desk.deliver_control(2, Installed{Version{4}, digest_of(4), 0});
   EXPECT_THAT(desk.lost(2), HasSubstr("not published"));
   EXPECT_TRUE(desk.has(WorkerId{1}));
@@ -571,7 +571,7 @@ TEST(Learner, ASilentWorkerLosesOnlyItsPlaceUntilItIsHeardAgain) {
   desk.pass_time(seconds(2));
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "a worker that is heard again gets a place";
   EXPECT_GT(desk.sent<Assign>(std::uint64_t{1}).size(), assigned);
-  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "the worker had not left";
+  EXPECT_THAT(desk.all<act::ReportWorkerJoined>(), SizeIs(3)) << "the worker had not left";
 }
 
 // The operator's minimum holds for any measured heartbeat interval and any complaint of a child.
@@ -620,7 +620,7 @@ TEST(Learner, AWorkerThatWasAwayKeepsItsRecord) {
   EXPECT_FALSE(desk.has(WorkerId{1}));
   desk.join(1);
   desk.pass_time(seconds(1));
-  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(4));
+  EXPECT_THAT(desk.all<act::ReportWorkerJoined>(), SizeIs(4));
   EXPECT_THAT(desk.core.stats().away, IsEmpty());
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
   EXPECT_TRUE(desk.core.stats().workers[0].quarantined) << "the quarantine survives a return";
@@ -686,9 +686,9 @@ TEST(Learner, ReportsTheTroublesOfWorkers) {
   Desk desk;
   desk.join_all(1);
   for (int i = 0; i < 2 * LearnerCore::kTroublesMax; ++i) desk.deliver_control(1, Trouble{"the disk is full"});
-  ASSERT_THAT(desk.all<act::WorkerTrouble>(), SizeIs(LearnerCore::kTroublesMax));
-  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].worker, WorkerId{1});
-  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].text, "the disk is full");
+  ASSERT_THAT(desk.all<act::ReportWorkerTrouble>(), SizeIs(LearnerCore::kTroublesMax));
+  EXPECT_EQ(desk.all<act::ReportWorkerTrouble>()[0].worker, WorkerId{1});
+  EXPECT_EQ(desk.all<act::ReportWorkerTrouble>()[0].text, "the disk is full");
 }
 
 TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
@@ -737,9 +737,9 @@ TEST(Learner, ReportsAPathThatSwallowsLargePackets) {
   desk.join_all(1);
   desk.core.on_large_packets_dropped(WorkerId{1}, "the path to 10.0.0.1 swallows packets of 1500 bytes", desk.now);
   desk.take();
-  ASSERT_THAT(desk.all<act::WorkerTrouble>(), SizeIs(1));
-  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].worker, WorkerId{1});
-  EXPECT_THAT(desk.all<act::WorkerTrouble>()[0].text, HasSubstr("swallows packets"));
+  ASSERT_THAT(desk.all<act::ReportWorkerTrouble>(), SizeIs(1));
+  EXPECT_EQ(desk.all<act::ReportWorkerTrouble>()[0].worker, WorkerId{1});
+  EXPECT_THAT(desk.all<act::ReportWorkerTrouble>()[0].text, HasSubstr("swallows packets"));
 }
 
 TEST(Learner, LetsTheParentDialIfTheChildCannotAndDemotesItIfThatFailsToo) {
@@ -812,9 +812,9 @@ TEST(Learner, AParentThatIsSilentToSeveralChildrenIsASlowHop) {
   silent(children[0]);
   desk.pass_time(std::chrono::seconds(4));  // too long ago to count together
   silent(children[1]);
-  EXPECT_THAT(desk.all<act::FoundSlowHop>(), SizeIs(0));
+  EXPECT_THAT(desk.all<act::ReportSlowHop>(), SizeIs(0));
   silent(children[0]);
-  const auto found = desk.all<act::FoundSlowHop>();
+  const auto found = desk.all<act::ReportSlowHop>();
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].hop.from, parent);
   EXPECT_THAT(found[0].hop.text, HasSubstr("limited by sender uplink: 0 bit/s instead of"));
@@ -840,7 +840,7 @@ TEST(Learner, DetectsASlowHopAndRoutesAroundIt) {
   const Made made = make(full(0), 8'000'000, {.chunk_bytes = 65536});
   ASSERT_TRUE(desk.publish(made).has_value());
   // Worker 1 soon has everything. Worker 2 receives a tenth of its parent's possible rate. Worker 3 has the same as 2.
-  for (int beat = 1; desk.all<act::FoundSlowHop>().empty() && beat < 40; ++beat) {
+  for (int beat = 1; desk.all<act::ReportSlowHop>().empty() && beat < 40; ++beat) {
     desk.now += milliseconds(500);
     const auto chunks = [&](double bytes_per_s) {
       return static_cast<std::uint32_t>(std::min(8e6, bytes_per_s * 0.5 * beat) / 65536);
@@ -856,7 +856,7 @@ TEST(Learner, DetectsASlowHopAndRoutesAroundIt) {
     desk.core.on_timer(desk.now);
     desk.take();
   }
-  const auto found = desk.all<act::FoundSlowHop>();
+  const auto found = desk.all<act::ReportSlowHop>();
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].hop.from, WorkerId{1});
   EXPECT_EQ(found[0].hop.to, WorkerId{2});
@@ -879,7 +879,7 @@ TEST(Learner, AWorkerThatIsSlowAloneIsMovedItself) {
     const Made made = make(full(0), 16'000'000, {.chunk_bytes = 16384});
     ASSERT_TRUE(desk.publish(made).has_value());
     const std::uint32_t all = static_cast<std::uint32_t>(made.chunks.size()) / stripes;
-    for (std::uint32_t beat = 1; desk.all<act::FoundSlowHop>().empty() && beat < 40; ++beat) {
+    for (std::uint32_t beat = 1; desk.all<act::ReportSlowHop>().empty() && beat < 40; ++beat) {
       desk.now += milliseconds(500);
       for (std::uint64_t id = 1; id <= 6; ++id) {
         const bool child = std::find(children.begin(), children.end(), WorkerId{id}) != children.end();
@@ -891,7 +891,7 @@ TEST(Learner, AWorkerThatIsSlowAloneIsMovedItself) {
       desk.core.on_timer(desk.now);
       desk.take();
     }
-    const auto found = desk.all<act::FoundSlowHop>();
+    const auto found = desk.all<act::ReportSlowHop>();
     ASSERT_FALSE(found.empty());
     EXPECT_EQ(desk.core.topology().copies_sent_by(children[0]), 0);
     std::size_t blamed = 0;
@@ -921,7 +921,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
     desk.core.on_timer(desk.now);
     desk.take();
   }
-  EXPECT_THAT(desk.all<act::FoundSlowHop>(), IsEmpty());
+  EXPECT_THAT(desk.all<act::ReportSlowHop>(), IsEmpty());
 }
 
 // The learner drops deltas for single workers if a snapshot, which serves every worker, finds no room.

@@ -122,7 +122,7 @@ struct Member {
 
   std::vector<PublicationKey> delivered() const {
     std::vector<PublicationKey> keys;
-    for (const auto& d : all<act::Deliver>()) keys.push_back({d.publication.version, d.publication.base});
+    for (const auto& d : all<act::DeliverPublication>()) keys.push_back({d.publication.version, d.publication.base});
     return keys;
   }
   template <class T>
@@ -143,7 +143,7 @@ struct Member {
       if (c.conn == conn) return true;
     return false;
   }
-  std::string end() const { return last<act::Disconnected>() ? last<act::Disconnected>()->reason : ""; }
+  std::string end() const { return last<act::ReportEnd>() ? last<act::ReportEnd>()->reason : ""; }
 };
 
 }  // namespace echoline::overlay

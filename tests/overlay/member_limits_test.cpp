@@ -319,8 +319,8 @@ TEST(Member, DialsAgainWhenItsMessagesAreNotTaken) {
   for (int i = 0; i < 5; ++i) m.core.send_message(message, m.now);
   m.take();
   EXPECT_EQ(m.end(), "");
-  ASSERT_THAT(m.all<act::Away>(), SizeIs(1));
-  EXPECT_THAT(m.all<act::Away>()[0].reason, HasSubstr("does not take its messages"));
+  ASSERT_THAT(m.all<act::ReportLearnerAway>(), SizeIs(1));
+  EXPECT_THAT(m.all<act::ReportLearnerAway>()[0].reason, HasSubstr("does not take its messages"));
 }
 
 TEST(Member, HoldsItsDownloadLimit) {
@@ -393,9 +393,9 @@ TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
   };
   beacon(2, 10, {});
   beacon(1, 11, {kSelf});
-  EXPECT_THAT(m.all<act::Disconnected>(), IsEmpty()) << "a beacon of an older epoch is ignored";
+  EXPECT_THAT(m.all<act::ReportEnd>(), IsEmpty()) << "a beacon of an older epoch is ignored";
   beacon(2, 12, {kSelf});
-  EXPECT_THAT(m.all<act::Disconnected>(), SizeIs(1));
+  EXPECT_THAT(m.all<act::ReportEnd>(), SizeIs(1));
 }
 
 TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {

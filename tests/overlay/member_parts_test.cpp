@@ -179,7 +179,7 @@ TEST(MemberParts, DeliversPartsOfTheNextDelta) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "the publication is not closed";
   m.deliver_control(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0)));
-  EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);
+  EXPECT_EQ(m.all<act::DeliverPublication>().back().publication.id, first.id);
   for (std::size_t i = 1; i < second.chunks.size(); ++i) m.deliver_frame(m.parent, second.chunk(i));
   EXPECT_EQ(delta_bytes().at(2), second.payload);
   // A delta on another version 2 is useless here.

@@ -256,7 +256,7 @@ TEST(LearnerLink, JoinsAndPassesMessagesToTheCore) {
   EXPECT_TRUE(d.learner.on_connected(d.now)) << "it sends Hello";
   const auto event = d.from_learner(Welcome{kSelf, kBeat, seconds(9), kUnix_ms, "w", seconds(90), {}});
   EXPECT_TRUE(std::holds_alternative<Welcome>(std::get<ControlMessage>(event)));
-  EXPECT_EQ(d.all<act::Welcomed>().at(0).welcome, "w");
+  EXPECT_EQ(d.all<act::ReportWelcome>().at(0).welcome, "w");
   EXPECT_FALSE(d.learner.membership().is_assigned());
   d.from_learner(Assign{1, {kDialled}});
   EXPECT_TRUE(d.learner.membership().is_assigned());
@@ -277,7 +277,7 @@ TEST(LearnerLink, ComesBackAfterASilenceAndGivesUpInTheEnd) {
   Desk d;
   d.join();
   d.now = d.learner.next_deadline();
-  while (d.all<act::Away>().empty()) {
+  while (d.all<act::ReportLearnerAway>().empty()) {
     d.learner.take_beat(d.now);
     d.learner.check_pulse(d.now);
     d.check();

@@ -23,7 +23,7 @@ TEST(Member, JoinsAndReportsItsHoldings) {
   EXPECT_EQ(dial[1].service, act::Service::kData);
   EXPECT_EQ(dial[1].expected, kParent);
   EXPECT_EQ(m.sent<Hello>(kControl).at(0).name, "offer");
-  EXPECT_EQ(m.last<act::Welcomed>()->welcome, "welcome");
+  EXPECT_EQ(m.last<act::ReportWelcome>()->welcome, "welcome");
   EXPECT_EQ(m.sent<PeerHello>(m.parent).size(), 1u);
   EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);
 }
@@ -36,7 +36,7 @@ TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
   m.deliver_publication(make(full(0), 3000));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), delta(2, 1)));
   std::vector<bool> activated;
-  for (const auto& d : m.all<act::Deliver>()) activated.push_back(d.publication.activate);
+  for (const auto& d : m.all<act::DeliverPublication>()) activated.push_back(d.publication.activate);
   EXPECT_THAT(activated, ElementsAre(false, false, true));  // only the last of those delivered together
   m.deliver_publication(make(delta(1, 0), 500));            // behind: ignored
   m.deliver_publication(make(full(5), 500));                // ahead: a jump
@@ -261,7 +261,7 @@ TEST(Member, SavesBeforeItActivates) {
   deliver_control(ConnId{3}, made.closing);
   std::optional<act::SaveState> save;
   for (Action& a : core.take_actions()) {
-    EXPECT_FALSE(std::holds_alternative<act::Deliver>(a));
+    EXPECT_FALSE(std::holds_alternative<act::DeliverPublication>(a));
     if (auto* s = std::get_if<act::SaveState>(&a)) save = *s;
   }
   ASSERT_TRUE(save.has_value());
@@ -269,7 +269,7 @@ TEST(Member, SavesBeforeItActivates) {
   core.on_saved(ok(), now);
   const auto actions = core.take_actions();
   EXPECT_TRUE(std::any_of(actions.begin(), actions.end(),
-                          [](const Action& a) { return std::holds_alternative<act::Deliver>(a); }));
+                          [](const Action& a) { return std::holds_alternative<act::DeliverPublication>(a); }));
 }
 
 // ---- beacons ----
@@ -830,7 +830,7 @@ TEST(Member, AsksAgainWhenTheHelperFails) {
 TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   Member m;
   const TimePoint heard = m.now;
-  while (m.all<act::Away>().empty()) m.pass_time(milliseconds(100), false);
+  while (m.all<act::ReportLearnerAway>().empty()) m.pass_time(milliseconds(100), false);
   EXPECT_GE(m.now - heard, seconds(9));  // the agreed time
   EXPECT_LE(m.now - heard, seconds(10));
   m.deliver_publication(make(full(0), 500));  // the edges still work
@@ -849,7 +849,7 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   m.core.on_connected(m.parent, m.now);
   m.take();
   m.welcome(again);
-  EXPECT_EQ(m.all<act::Welcomed>().size(), 2u);
+  EXPECT_EQ(m.all<act::ReportWelcome>().size(), 2u);
   EXPECT_EQ(m.end(), "");
   // The new learner may not know these parents, so the worker reports no failure before it has assigned some.
   m.core.on_closed(m.parent, "reset", m.now);
@@ -904,7 +904,7 @@ TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
     }
     EXPECT_EQ(m.now - lost, seconds(90)) << "the value in the welcome";
     EXPECT_THAT(m.end(), HasSubstr("out of reach for 1.5 min"));
-    EXPECT_FALSE(m.last<act::Disconnected>()->in_order);
+    EXPECT_FALSE(m.last<act::ReportEnd>()->in_order);
     EXPECT_LT(pauses.back().front(), milliseconds(200));
     EXPECT_GT(pauses.back().back(), seconds(7));
     for (const Duration pause : pauses.back()) EXPECT_LE(pause, seconds(13));
@@ -919,7 +919,7 @@ TEST(Member, BlamesNoNodeForTheTimeInWhichItDidNotRun) {
   m.core.on_timer(m.now);  // before anything is read
   m.take();
   EXPECT_THAT(m.sent<EdgeFailed>(kControl), IsEmpty());
-  EXPECT_THAT(m.all<act::Away>(), IsEmpty());
+  EXPECT_THAT(m.all<act::ReportLearnerAway>(), IsEmpty());
   EXPECT_FALSE(m.closed(m.parent));
   m.pass_time(seconds(30));
   EXPECT_EQ(m.end(), "");
@@ -939,14 +939,14 @@ TEST(Member, APauseDoesNotExtendALaterAbsence) {
 TEST(Member, ReportsWhetherItEndsNormally) {
   Member ended;
   ended.deliver_control(kControl, Goodbye{"the run has ended", true});
-  EXPECT_TRUE(ended.last<act::Disconnected>()->in_order);
+  EXPECT_TRUE(ended.last<act::ReportEnd>()->in_order);
   Member expelled;
   expelled.deliver_control(kControl, Goodbye{"its rollouts were wrong", false});
-  EXPECT_FALSE(expelled.last<act::Disconnected>()->in_order);
+  EXPECT_FALSE(expelled.last<act::ReportEnd>()->in_order);
   Member stopped;
   stopped.core.leave("it was stopped", stopped.now);
   stopped.take();
-  EXPECT_TRUE(stopped.last<act::Disconnected>()->in_order);
+  EXPECT_TRUE(stopped.last<act::ReportEnd>()->in_order);
 }
 
 TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {

@@ -189,7 +189,7 @@ MemberConfig member_config() {
 void check_deliveries(Core& core) {
   if (const auto* member = dynamic_cast<const MemberCore*>(&core)) member->check();
   for (const Action& action : core.take_actions())
-    if (const auto* deliver = std::get_if<act::Deliver>(&action)) {
+    if (const auto* deliver = std::get_if<act::DeliverPublication>(&action)) {
       const Made* made = nullptr;
       for (const Made& m : fuzz_publications())
         if (m.key() == PublicationKey{deliver->publication.version, deliver->publication.base}) made = &m;

@@ -30,7 +30,7 @@ struct ChoosingDesk : Desk {
       deliver_control(id.value, Installed{Version{version}, digest_of(version), 0});
   }
   TopologyPolicy policy() const { return core.topology().policy; }
-  std::vector<act::ChoseTopology> choices() const { return all<act::ChoseTopology>(); }
+  std::vector<act::ReportTopologyChoice> choices() const { return all<act::ReportTopologyChoice>(); }
 };
 
 TEST(TopologyChoice, AnotherKindIsChosenAfterItWasFasterSeveralTimes) {
@@ -205,7 +205,7 @@ TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
   beat(2, static_cast<std::uint32_t>(made.chunks.size()));
   EXPECT_EQ(delivered(), made.chunks.size() * 1024u);
   beat(1, 50);
-  EXPECT_EQ(desk.all<act::HeartbeatReceived>().back().bytes_delivered.count, delivered());
+  EXPECT_EQ(desk.all<act::ReportHeartbeat>().back().heartbeat.bytes_delivered.count, delivered());
 }
 
 }  // namespace
