@@ -117,6 +117,9 @@ int print_info(const InfoArguments& args) {
       const auto shape = model::ModelConfig::from_folder(args.folder);
       return shape ? print_training_memory(args, *shape) : report_error("model info", shape.error());
     }
+    const auto shape = model::ModelConfig::from_folder(args.folder, model::ModelUse::kCarry);
+    if (!shape) return report_error("model info", shape.error());
+    if (shape->family == model::Family::kCarried) return print_carried_model(*shape, args.folder, args.json);
     const auto files = model::ModelFiles::read(args.folder);
     if (!files) return report_error("model info", files.error());
     if (const Status checked = model::check_weights(args.folder, files->config); !checked)

@@ -8,6 +8,7 @@
 
 #include "base/files.hpp"
 #include "delta/checkpoint.hpp"
+#include "model/bf16.hpp"
 #include "model/policy.hpp"
 #include "model/tokenizer.hpp"
 
@@ -17,7 +18,8 @@ namespace {
 using nlohmann::json;
 constexpr std::string_view kErrorSource = "config.json";
 constexpr std::uint64_t kModelConfigBytesMax = 16 << 20;
-constexpr std::size_t kDenseLayersMax = 4096;                   // as many as a model has layers at most
+constexpr std::int64_t kLayersMax = 4096;  // that a model has
+constexpr std::size_t kDenseLayersMax = kLayersMax;
 constexpr std::uint64_t kUnsignedMax = std::uint64_t{1} << 62;  // fits in a std::int64_t; far above every valid size
 
 template <class... Args>
@@ -80,11 +82,10 @@ Result<Token> token_of(const char* name, const json& value) {
 }
 
 // The implemented families, with the names of their classes in transformers, which config.json calls architectures.
-constexpr std::pair<Family, const char*> kFamilies[] = {{Family::kQwen3, "Qwen3ForCausalLM"},
-                                                        {Family::kQwen3Moe, "Qwen3MoeForCausalLM"},
-                                                        {Family::kQwen2, "Qwen2ForCausalLM"},
-                                                        {Family::kLlama, "LlamaForCausalLM"},
-                                                        {Family::kMistral, "MistralForCausalLM"}};
+constexpr std::pair<Family, const char*> kFamilies[] = {
+    {Family::kQwen3, "Qwen3ForCausalLM"},     {Family::kQwen3Moe, "Qwen3MoeForCausalLM"},
+    {Family::kQwen2, "Qwen2ForCausalLM"},     {Family::kLlama, "LlamaForCausalLM"},
+    {Family::kMistral, "MistralForCausalLM"}, {Family::kGemma3, "Gemma3ForCausalLM"}};
 
 // Factors that are not implemented, with the value that leaves the arithmetic unchanged. They are checked because a
 // model derived from an implemented family may add them and keep its model_type.
@@ -92,9 +93,8 @@ constexpr std::pair<const char*, double> kNeutralFactors[] = {
     {"partial_rotary_factor", 1}, {"logits_scaling", 1},       {"logit_scale", 1},
     {"residual_multiplier", 1},   {"embedding_multiplier", 1}, {"attention_multiplier", 1}};
 // Fields that are not implemented and change the arithmetic with any value.
-constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping",
-                                         "query_pre_attn_scalar",   "clip_qkv",
-                                         "no_rope_layers",          "n_routed_experts"};
+constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping", "clip_qkv",
+                                         "no_rope_layers", "n_routed_experts"};
 // Number of experts: the published name, and that of transformers 5. A dense family has neither field.
 constexpr const char* kExpertCountFields[] = {"num_experts", "num_local_experts"};
 // Fields of other mixtures that change the arithmetic with any value.
@@ -127,11 +127,10 @@ Status check_arithmetic(const Fields& fields, Family family) {
   for (const char* name : kAbsentMixtureFields)
     if (const json* value = fields.get(name); value && is_mixture)
       return config_error("'{}' is {}, expected none: it is not implemented", name, value->dump());
-  if (const json* layers = fields.get("layer_types"); layers && layers->is_array())
-    for (const json& layer : *layers)
-      if (layer != "full_attention")
-        return config_error("'layer_types' has {}, expected only \"full_attention\": others are not implemented",
-                            layer.dump());
+  if (const json* value = fields.get("query_pre_attn_scalar"); value && family != Family::kGemma3)
+    return config_error("'query_pre_attn_scalar' is {}, expected none: only \"gemma3_text\" has it", value->dump());
+  if (const json* value = fields.get("use_bidirectional_attention"); value && *value != false)
+    return config_error("'use_bidirectional_attention' is {}, expected false: it is not implemented", value->dump());
   return ok();
 }
 
@@ -146,28 +145,29 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& config) {
     }
   if (!is_known) {
     return config_error(
-        "'model_type' is {}, expected \"qwen3\", \"qwen3_moe\", \"qwen2\", \"llama\" or \"mistral\", the families "
-        "implemented",
+        "'model_type' is {}, expected \"qwen3\", \"qwen3_moe\", \"qwen2\", \"llama\", \"mistral\" or \"gemma3_text\", "
+        "the "
+        "families implemented",
         type ? type->dump() : "missing");
   }
-  if (const json* activation = fields.get("hidden_act"); activation && *activation != "silu") {
-    return config_error("'hidden_act' is {}, expected \"silu\"", activation->dump());
-  }
+  const bool is_gemma = config.family == Family::kGemma3;
+  const char *const activation_name = is_gemma ? "hidden_activation" : "hidden_act", *const expected_activation =
+                                                                                         is_gemma ? "gelu_pytorch_tanh"
+                                                                                                  : "silu";
+  if (const json* activation = fields.get(activation_name); activation && *activation != expected_activation)
+    return config_error("'{}' is {}, expected \"{}\"", activation_name, activation->dump(), expected_activation);
   if (const json* quantization = fields.get("quantization_config"))
     return config_error(
         "'quantization_config' is {}, expected none: quantised weights are not implemented",
         quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
   ECHO_TRY(check_arithmetic(fields, config.family));
-  bool attention_bias = false, uses_sliding_window = false, mlp_bias = false;
+  bool attention_bias = false, mlp_bias = false;
   fields.read_boolean("mlp_bias", mlp_bias);
   if (config.family != Family::kQwen2) fields.read_boolean("attention_bias", attention_bias);
-  fields.read_boolean("use_sliding_window", uses_sliding_window);
   ECHO_TRY(fields.status());
   if (attention_bias)
     return config_error("'attention_bias' is true, expected false: biases of this family are not implemented");
   if (mlp_bias) return config_error("'mlp_bias' is true, expected false: biases of the MLP are not implemented");
-  if (uses_sliding_window)
-    return config_error("'use_sliding_window' is true, expected false: sliding windows are not implemented");
   for (const char* name : {"torch_dtype", "dtype"}) {
     const json* dtype = fields.get(name);
     if (dtype && *dtype != "bfloat16" && *dtype != "float32") {
@@ -184,10 +184,18 @@ Result<std::optional<RopeScaling>> read_rope_scaling(const char* name, const jso
   const json* type = fields.get("rope_type");
   if (!type) type = fields.get("type");  // the name in older files
   if (!type || *type == "default") return std::optional<RopeScaling>();
-  if (*type != "llama3")
-    return config_error("'{}.rope_type' is {}, expected \"default\" or \"llama3\": other scalings are not implemented",
-                        name, type->dump());
   RopeScaling scaling;
+  if (*type == "linear") {
+    if (!fields.get("factor")) return config_error("'{}.factor' is missing, expected a number", name);
+    fields.read_number("factor", scaling.factor);
+    ECHO_TRY(fields.status());
+    scaling.is_linear = true;
+    return std::optional(scaling);
+  }
+  if (*type != "llama3")
+    return config_error(
+        "'{}.rope_type' is {}, expected \"default\", \"linear\" or \"llama3\": other scalings are not implemented",
+        name, type->dump());
   for (const char* required : {"factor", "low_freq_factor", "high_freq_factor"})
     if (!fields.get(required)) return config_error("'{}.{}' is missing, expected a number", name, required);
   fields.read_number("factor", scaling.factor);
@@ -240,11 +248,94 @@ Status read_special_tokens(const Fields& fields, ModelConfig& config) {
   return ok();
 }
 
+constexpr const char *kFullLayer = "full_attention", *kWindowedLayer = "sliding_attention";  // of layer_types
+
+// Reads 'rope_parameters', an object in which newer files have the rotary settings; those of Gemma 3 by type of layer.
+Status read_rope_parameters(const json& rope, ModelConfig& config) {
+  if (!rope.is_object()) return config_error("'rope_parameters' is {}, expected an object", rope.dump());
+  const Fields fields(rope);
+  const json *full = fields.get(kFullLayer), *windowed = fields.get(kWindowedLayer);
+  if (!full && !windowed) full = &rope;
+  if (windowed) {
+    if (config.family != Family::kGemma3)
+      return config_error("'rope_parameters.{}' is set, expected none: only \"gemma3_text\" has it", kWindowedLayer);
+    ECHO_ASSIGN(const std::optional<RopeScaling> scaling, read_rope_scaling("rope_parameters", *windowed));
+    if (scaling)
+      return config_error("'rope_parameters.{}' is {}, expected the rope_type \"default\"", kWindowedLayer,
+                          windowed->dump());
+    Fields nested(*windowed);
+    nested.read_number("rope_theta", config.local_rope_theta);
+    ECHO_TRY(nested.status());
+  }
+  if (!full) return ok();
+  ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_parameters", *full));
+  Fields nested(*full);
+  nested.read_number("rope_theta", config.rope_theta);
+  return nested.status();
+}
+
+// Reads which layers have a window, and its size.
+Status read_sliding_window(const Fields& source, ModelConfig& config) {
+  Fields fields = source;
+  const bool is_gemma = config.family == Family::kGemma3, is_mistral = config.family == Family::kMistral;
+  const bool is_qwen = config.family == Family::kQwen2 || config.family == Family::kQwen3;
+  bool uses_window = false;  // the switch of Qwen
+  fields.read_boolean("use_sliding_window", uses_window);
+  ECHO_TRY(fields.status());
+  if (uses_window && !is_qwen && !is_mistral && !is_gemma)
+    return config_error("'use_sliding_window' is true, expected false: windows of this family are not implemented");
+  // Mistral has a window unless the field is null; Gemma always has one.
+  const json* const size = fields.get("sliding_window");
+  const bool has_window = is_gemma || (is_mistral ? size != nullptr : is_qwen && uses_window);
+  SlidingWindow window;
+  if (has_window) fields.read_integer("sliding_window", window.tokens, /*required=*/false);
+  ECHO_TRY(fields.status());
+  std::int64_t first_windowed = 28, pattern = 6;  // transformers' values for missing fields
+  if (is_qwen && has_window) fields.read_integer("max_window_layers", first_windowed, /*required=*/false);
+  if (is_gemma) fields.read_integer("sliding_window_pattern", pattern, /*required=*/false);
+  ECHO_TRY(fields.status());
+  if (pattern < 1) return config_error("'sliding_window_pattern' is {}, expected 1 or more", pattern);
+  const json* const types = fields.get("layer_types");
+  if (types && (!types->is_array() || std::ssize(*types) != config.layers))
+    return config_error("'layer_types' is {}, expected a list of 'num_hidden_layers' {} types of layers",
+                        types->is_array() ? fmt::format("a list of {}", types->size()) : types->type_name(),
+                        config.layers);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    bool is_full = is_gemma ? (layer + 1) % pattern == 0 : is_qwen && layer < first_windowed;
+    if (types) {
+      const json& type = (*types)[static_cast<std::size_t>(layer)];
+      if (type != kFullLayer && (type != kWindowedLayer || !has_window))
+        return config_error("'layer_types' has {}, expected \"{}\"{}", type.dump(), kFullLayer,
+                            has_window ? fmt::format(" or \"{}\": others are not implemented", kWindowedLayer)
+                                       : ": others are not implemented, or need a window");
+      if (is_mistral && has_window && window.tokens < config.positions_max && type == kFullLayer)
+        return config_error("'layer_types' has {} and 'sliding_window' is {}, expected a window in every layer",
+                            type.dump(), window.tokens);
+      is_full = type == kFullLayer;
+    }
+    if (is_full) window.full_layers.push_back(layer);
+  }
+  // A window of all positions hides nothing. Gemma's layers with a window have other rotations all the same.
+  const bool hides = window.tokens < config.positions_max && std::ssize(window.full_layers) < config.layers;
+  if (is_gemma || (has_window && hides)) config.sliding_window = std::move(window);
+  return ok();
+}
+
+// Sets transformers' values for fields that a config.json of Gemma 3 may lack.
+void set_gemma_defaults(ModelConfig& config) {
+  config.head_dim = 256;
+  config.positions_max = 131072;
+  config.rope_theta = 1e6;
+  config.tie_embeddings = true;
+}
+
 // Reads a model that this program can compute; an error for any other.
 Result<ModelConfig> read_computable(const json& root) {
   Fields fields(root);
   ModelConfig config;
   ECHO_TRY(read_family_and_check_features(fields, config));
+  const bool is_gemma = config.family == Family::kGemma3;
+  if (is_gemma) set_gemma_defaults(config);
   fields.read_integer("vocab_size", config.vocab_size);
   fields.read_integer("hidden_size", config.hidden_size);
   fields.read_integer("intermediate_size", config.intermediate_size);
@@ -253,29 +344,19 @@ Result<ModelConfig> read_computable(const json& root) {
   // Hugging Face's defaults: Llama and Qwen2 derive kv_heads and head_dim. Qwen3 has a fixed head_dim (ModelConfig).
   config.kv_heads = config.heads;
   fields.read_integer("num_key_value_heads", config.kv_heads, /*required=*/config.qk_norm());
-  if (config.family != Family::kQwen3 && config.heads > 0) config.head_dim = config.hidden_size / config.heads;
+  if (config.family != Family::kQwen3 && !is_gemma && config.heads > 0)
+    config.head_dim = config.hidden_size / config.heads;
   fields.read_integer("head_dim", config.head_dim, /*required=*/false);
   fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
-  // Mistral's window is on by default. Qwen's must be turned on by 'use_sliding_window', which is checked above.
-  std::int64_t window = config.positions_max;
-  if (config.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
-  if (window < config.positions_max)
-    return config_error(
-        "'sliding_window' is {}, expected none or at least 'max_position_embeddings' {}: sliding windows "
-        "are not implemented",
-        window, config.positions_max);
+  if (is_gemma) {
+    fields.read_number("query_pre_attn_scalar", config.query_scalar);
+    fields.read_number("rope_local_base_freq", config.local_rope_theta);
+  }
   fields.read_number("rms_norm_eps", config.rms_norm_eps);
   fields.read_number("rope_theta", config.rope_theta);
   fields.read_number("initializer_range", config.initializer_range);
   fields.read_boolean("tie_word_embeddings", config.tie_embeddings);
-  // Newer files have the rotary settings in an object.
-  if (const json* rope = fields.get("rope_parameters")) {
-    if (!rope->is_object()) return config_error("'rope_parameters' is {}, expected an object", rope->dump());
-    Fields nested(*rope);
-    ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_parameters", *rope));
-    nested.read_number("rope_theta", config.rope_theta);
-    ECHO_TRY(nested.status());
-  }
+  if (const json* rope = fields.get("rope_parameters")) ECHO_TRY(read_rope_parameters(*rope, config));
   if (const json* scaling = fields.get("rope_scaling")) {
     ECHO_ASSIGN(config.rope_scaling, read_rope_scaling("rope_scaling", *scaling));
   }
@@ -283,6 +364,7 @@ Result<ModelConfig> read_computable(const json& root) {
     ECHO_ASSIGN(config.experts, read_experts(fields));
   }
   ECHO_TRY(fields.status());
+  if (config.layers >= 1 && config.layers <= kLayersMax) ECHO_TRY(read_sliding_window(fields, config));
   ECHO_TRY(read_special_tokens(fields, config));
   ECHO_TRY(config.validate());
   return config;
@@ -334,6 +416,8 @@ const char* family_name(Family family) {
       return "mistral";
     case Family::kLlama:
       return "llama";
+    case Family::kGemma3:
+      return "gemma3_text";
     case Family::kCarried:
       return "carried";
     default:
@@ -418,7 +502,25 @@ std::string ModelConfig::to_json() const {
   };
   if (family == Family::kMistral)
     fields_of_file["sliding_window"] = nullptr;  // without the field, transformers sets a window
-  if (rope_scaling)
+  if (family == Family::kGemma3) {
+    fields_of_file.erase("hidden_act");
+    fields_of_file["hidden_activation"] = "gelu_pytorch_tanh";
+    fields_of_file["query_pre_attn_scalar"] = query_scalar;
+    fields_of_file["rope_local_base_freq"] = local_rope_theta;
+  }
+  if (sliding_window) {
+    fields_of_file["sliding_window"] = sliding_window->tokens;
+    if (family == Family::kQwen2 || family == Family::kQwen3) fields_of_file["use_sliding_window"] = true;
+    if (family != Family::kMistral) {
+      std::vector<const char*> types;
+      for (std::int64_t layer = 0; layer < layers; ++layer)
+        types.push_back(window_of(layer) > 0 ? kWindowedLayer : kFullLayer);
+      fields_of_file["layer_types"] = types;
+    }
+  }
+  if (rope_scaling && rope_scaling->is_linear)
+    fields_of_file["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope_scaling->factor}};
+  if (rope_scaling && !rope_scaling->is_linear)
     fields_of_file["rope_scaling"] = {{"rope_type", "llama3"},
                                       {"factor", rope_scaling->factor},
                                       {"low_freq_factor", rope_scaling->low_freq_factor},
@@ -446,7 +548,7 @@ Status ModelConfig::validate() const {
   } sizes[] = {{"vocab_size", vocab_size, 1 << 24},
                {"hidden_size", hidden_size, 1 << 20},
                {"intermediate_size", intermediate_size, 1 << 22},
-               {"num_hidden_layers", layers, 4096},
+               {"num_hidden_layers", layers, kLayersMax},
                {"num_attention_heads", heads, 4096},
                {"num_key_value_heads", kv_heads, 4096},
                {"head_dim", head_dim, 4096},
@@ -475,6 +577,20 @@ Status ModelConfig::validate() const {
           "'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
           "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
           scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions);
+  }
+  if (sliding_window) {
+    const bool has_windows =
+        family == Family::kQwen2 || family == Family::kQwen3 || family == Family::kMistral || family == Family::kGemma3;
+    if (!has_windows) return config_error("a model of the family {} has a sliding window", family_name(family));
+    if (sliding_window->tokens < 1 || sliding_window->tokens > 1 << 26)
+      return config_error("'sliding_window' is {}, expected 1 to {}", sliding_window->tokens, 1 << 26);
+  }
+  if (family == Family::kGemma3) {
+    if (!sliding_window) return config_error("a model of the family {} has no sliding window", family_name(family));
+    if (!is_positive(query_scalar))
+      return config_error("'query_pre_attn_scalar' is {}, expected a positive number", query_scalar);
+    if (!is_positive(local_rope_theta))
+      return config_error("'rope_local_base_freq' is {}, expected a positive number", local_rope_theta);
   }
   if (experts.has_value() != (family == Family::kQwen3Moe))
     return config_error("a model of the family {} has {}experts", family_name(family), experts ? "" : "no ");
@@ -508,6 +624,23 @@ bool ModelConfig::is_mixture(std::int64_t layer) const {
          !std::binary_search(experts->dense_layers.begin(), experts->dense_layers.end(), layer);
 }
 
+std::int64_t ModelConfig::window_of(std::int64_t layer) const {
+  if (!sliding_window) return 0;
+  const std::vector<std::int64_t>& full = sliding_window->full_layers;
+  return std::binary_search(full.begin(), full.end(), layer) ? 0 : sliding_window->tokens;
+}
+
+double ModelConfig::score_scale() const {
+  return 1 / std::sqrt(family == Family::kGemma3 ? query_scalar : static_cast<double>(head_dim));
+}
+
+// In bf16, because transformers rounds the factor to the type of the weights, and policies are in bf16.
+double ModelConfig::embedding_scale() const {
+  if (family != Family::kGemma3) return 1;
+  const auto bits = static_cast<std::uint32_t>(to_bf16(std::sqrt(static_cast<float>(hidden_size))));
+  return static_cast<double>(std::bit_cast<float>(bits << 16));
+}
+
 std::int64_t ModelConfig::mixture_layers() const {
   std::int64_t count = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer) count += is_mixture(layer) ? 1 : 0;
@@ -520,9 +653,9 @@ namespace {
 
 // The parameters of a computable model, of whose mixture layers `experts_per_layer` experts count.
 std::uint64_t count_parameters(const ModelConfig& c, std::int64_t experts_per_layer) {
-  // Attention: the four projections, the norms of heads, and biases. A layer adds two norms, and the MLP's three
-  // matrices or the router and the experts; the model adds the embeddings, the lm_head unless it is tied to them, and
-  // the last norm.
+  // Attention: the four projections, the norms of heads, and biases. A layer adds two or four norms, and the MLP's
+  // three matrices or the router and the experts; the model adds the embeddings, the lm_head unless it is tied to them,
+  // and the last norm.
   const std::int64_t attention = c.hidden_size * c.head_dim * 2 * (c.heads + c.kv_heads) +
                                  (c.qk_norm() ? 2 * c.head_dim : 0) +
                                  (c.qkv_bias() ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0);
@@ -532,7 +665,8 @@ std::uint64_t count_parameters(const ModelConfig& c, std::int64_t experts_per_la
                                          : 0;
   const std::int64_t mlps = (c.layers - mixtures) * 3 * c.hidden_size * c.intermediate_size + mixtures * mixture;
   const std::int64_t embeddings = c.vocab_size * c.hidden_size * (c.tie_embeddings ? 1 : 2);
-  return static_cast<std::uint64_t>(c.layers * (attention + 2 * c.hidden_size) + mlps + embeddings + c.hidden_size);
+  return static_cast<std::uint64_t>(c.layers * (attention + (c.has_output_norms() ? 4 : 2) * c.hidden_size) + mlps +
+                                    embeddings + c.hidden_size);
 }
 
 }  // namespace

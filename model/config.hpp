@@ -1,5 +1,6 @@
 // The shape and sizes of a decoder, with the names of Hugging Face's config.json. This program can compute the Qwen3,
-// Qwen3-MoE, Qwen2 (including 2.5), Llama (including 3) and Mistral families. It can carry the policies of all others.
+// Qwen3-MoE, Qwen2 (including 2.5), Llama (including 3), Mistral and Gemma 3 families. It can carry the policies of all
+// others.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,7 +21,7 @@ using Token = std::int32_t;
 // kCarried: another family, or a model of these families with a feature that is not implemented. This program only
 // transports the policies of such a model, which may have tensors of any names and types. An external trainer makes
 // them, and an inference server generates with them.
-enum class Family { kQwen3, kQwen3Moe, kQwen2, kLlama, kMistral, kCarried };
+enum class Family { kQwen3, kQwen3Moe, kQwen2, kLlama, kMistral, kGemma3, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
 // The models that a caller accepts: kCompute only models that this program can compute, kCarry also Family::kCarried.
@@ -28,11 +29,21 @@ enum class ModelUse { kCompute, kCarry };
 
 // Extends rotary positions beyond the length of pretraining, as Llama 3 does: divides the frequency of slow rotations
 // by `factor`, keeps fast rotations, and interpolates between them. A rotation is slow if it makes fewer than
-// low_freq_factor turns within original_positions, and fast if it makes more than high_freq_factor.
+// low_freq_factor turns within original_positions, and fast if it makes more than high_freq_factor. With `is_linear`,
+// divides all frequencies by `factor`, and the other members have no meaning.
 struct RopeScaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   std::int64_t original_positions = 8192;
+  bool is_linear = false;
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
+};
+
+// The sliding windows of a decoder: in a layer with a window, a token attends to itself and to the `tokens` - 1 tokens
+// before it.
+struct SlidingWindow {
+  std::int64_t tokens = 4096;                  // sliding_window
+  std::vector<std::int64_t> full_layers = {};  // layers without a window, ascending; from layer_types
+  friend bool operator==(const SlidingWindow&, const SlidingWindow&) = default;
 };
 
 // The mixture of experts of a decoder. In a mixture layer, a router chooses a few experts for each token; each expert
@@ -62,11 +73,15 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
-  std::optional<ExpertsConfig> experts;  // set for Family::kQwen3Moe only
-  double initializer_range = 0.02;       // standard deviation of initial weights
-  bool tie_embeddings = false;           // tie_word_embeddings: lm_head is embed_tokens
-  std::vector<Token> eos;                // eos_token_id, one or several: tokens that end a text
-  std::optional<Token> bos;              // bos_token_id: the token that begins a text
+  std::optional<ExpertsConfig> experts;         // set for Family::kQwen3Moe only
+  std::optional<SlidingWindow> sliding_window;  // always set for Family::kGemma3
+  double local_rope_theta = 10000.0;  // rope_local_base_freq, Gemma 3: rope_theta of layers with a window, which have
+                                      // no rope_scaling
+  double query_scalar = 256;          // query_pre_attn_scalar, Gemma 3: scores have the factor 1 / sqrt(query_scalar)
+  double initializer_range = 0.02;    // standard deviation of initial weights
+  bool tie_embeddings = false;        // tie_word_embeddings: lm_head is embed_tokens
+  std::vector<Token> eos;             // eos_token_id, one or several: tokens that end a text
+  std::optional<Token> bos;           // bos_token_id: the token that begins a text
   std::optional<AdapterConfig> adapter;  // of the policies, if they have one; not part of config.json
 
   // Only set for Family::kCarried:
@@ -100,9 +115,16 @@ struct ModelConfig {
   bool is_mixture(std::int64_t layer) const;  // whether this layer has experts instead of an MLP
   std::int64_t mixture_layers() const;        // how many layers are
   std::int64_t expert_choices() const;        // of one token: experts of all its mixture layers
+  std::int64_t window_of(std::int64_t layer) const;  // SlidingWindow::tokens; 0: the layer has no window
+  double score_scale() const;                        // the factor of attention's scores
+  double embedding_scale() const;                    // the factor of a token's embedding as input of the first layer
   // Whether each head of queries and keys is normalised.
-  bool qk_norm() const { return family == Family::kQwen3 || family == Family::kQwen3Moe; }
-  bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
+  bool qk_norm() const { return family == Family::kQwen3 || family == Family::kQwen3Moe || family == Family::kGemma3; }
+  bool qkv_bias() const { return family == Family::kQwen2; }        // queries, keys and values have a bias
+  bool norms_add_one() const { return family == Family::kGemma3; }  // the factor of a norm is 1 + its weight
+  // Whether the outputs of attention and MLP are normalised before they are added to the layer's input.
+  bool has_output_norms() const { return family == Family::kGemma3; }
+  bool gates_by_gelu() const { return family == Family::kGemma3; }  // GELU in place of SiLU, approximated by tanh
 };
 
 // The memory of a model of this shape, without activations.

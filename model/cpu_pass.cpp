@@ -88,7 +88,7 @@ void add_low_rank(const Tensor& x, const Transformer::Layer::LowRank& low, const
   multiply(inner, {{&low.b, &y}}, /*add=*/true, buffer);
 }
 
-// The values of a vector of weights as fp32, in memory that `buffer` keeps; null if `weight` is undefined.
+// The values of a vector as fp32, in memory that `buffer` keeps; null if `weight` is undefined.
 const float* as_fp32(const Tensor& weight, Tensor& buffer) {
   if (!weight.defined()) return nullptr;
   buffer = weight.to(torch::kFloat);
@@ -209,11 +209,12 @@ Tensor cpu_product(const Tensor& x, const Tensor& weight) {
 }
 
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const Tensor& x,
-              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments,
+              std::int64_t tokens, const Ropes& ropes, Attention* attention, const Tensor& segments,
               const Tensor& given_experts, std::vector<Tensor>& used_experts) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
-  const std::int64_t positions = cos.numel() / dim;  // rows of cos: `rows`, or `tokens` if all sequences share them
+  // Rows of a table of rotations: `rows`, or `tokens` if all sequences share them.
+  const std::int64_t positions = ropes.full.cos.numel() / dim;
   const Kernels& kernel = kernels();
   const auto eps = static_cast<float>(config.rms_norm_eps);
   const Tensor normed = torch::empty({rows, hidden}, x.options()), qkv = torch::empty({rows, width}, x.options());
@@ -226,20 +227,41 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   float* const gate_data = gates.data_ptr<float>();
   Tensor packed_buffer, norm_buffer, k_norm_buffer, bias_buffer;
   const auto norm = [&](const Tensor& weight) {
-    const float* const norm_weight = as_fp32(weight, norm_buffer);
+    const float* const norm_weight = as_fp32(norm_factor(config, weight), norm_buffer);
     parallel_for_each_row(rows, hidden, [&](std::int64_t row) {
       kernel.rms_norm(x_data + row * hidden, norm_weight, hidden, eps, normed_data + row * hidden);
     });
   };
+  Tensor output;  // of attention or of the MLP, if it has a norm
+  // Adds the product of `input` and `weight`, and of its adapter, to x, after the norm of outputs if there is one.
+  const auto add_output = [&](const Tensor& input, const Tensor& weight, const Transformer::Layer::LowRank& low,
+                              const Tensor& output_norm) {
+    if (!output_norm.defined()) {
+      multiply(input, {{&weight, &x}}, /*add=*/true, packed_buffer);
+      add_low_rank(input, low, x, packed_buffer);
+      return;
+    }
+    if (!output.defined()) output = torch::empty_like(x);
+    multiply(input, {{&weight, &output}}, /*add=*/false, packed_buffer);
+    add_low_rank(input, low, output, packed_buffer);
+    float* const output_data = output.data_ptr<float>();
+    const float* const norm_weight = as_fp32(norm_factor(config, output_norm), norm_buffer);
+    parallel_for_each_row(rows, hidden, [&](std::int64_t row) {
+      float* const output_row = output_data + row * hidden;
+      kernel.rms_norm(output_row, norm_weight, hidden, eps, output_row);
+      for (std::int64_t column = 0; column < hidden; ++column) x_data[row * hidden + column] += output_row[column];
+    });
+  };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& layer = layers[i];
+    const Tensor &cos = ropes.of(layer).cos, &sin = ropes.of(layer).sin;
     norm(layer.input_norm);
     multiply(normed, {{&layer.qkv, &qkv}}, /*add=*/false, packed_buffer);
     add_low_rank(normed, layer.q_low, qkv.narrow(1, 0, heads * dim), packed_buffer);
     add_low_rank(normed, layer.k_low, qkv.narrow(1, heads * dim, kv * dim), packed_buffer);
     add_low_rank(normed, layer.v_low, qkv.narrow(1, (heads + kv) * dim, kv * dim), packed_buffer);
-    const float* const q_norm = as_fp32(layer.q_norm, norm_buffer);
-    const float* const k_norm = as_fp32(layer.k_norm, k_norm_buffer);
+    const float* const q_norm = as_fp32(norm_factor(config, layer.q_norm), norm_buffer);
+    const float* const k_norm = as_fp32(norm_factor(config, layer.k_norm), k_norm_buffer);
     const float* const bias = as_fp32(layer.qkv_bias, bias_buffer);
     parallel_for_each_row(rows, (heads + kv) * dim, [&](std::int64_t row) {
       for (std::int64_t column = 0; bias != nullptr && column < width; ++column)
@@ -250,9 +272,8 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
     });
     const Tensor attended = attention ? attention->attend(i, q, k, v)
                                       : attend_packed(qkv.view({rows, heads + 2 * kv, dim}), heads, kv, segments,
-                                                      AttentionMethod::kKernels);
-    multiply(attended, {{&layer.o, &x}}, /*add=*/true, packed_buffer);
-    add_low_rank(attended, layer.o_low, x, packed_buffer);
+                                                      AttentionMethod::kKernels, layer.window);
+    add_output(attended, layer.o, layer.o_low, layer.attended_norm);
     norm(layer.post_norm);
     if (layer.router.defined()) {
       const Tensor given = given_experts.defined() ? given_experts.select(1, std::ssize(used_experts)) : Tensor();
@@ -262,12 +283,12 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
     multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, /*add=*/false, packed_buffer);
     add_low_rank(normed, layer.gate_low, gates, packed_buffer);
     add_low_rank(normed, layer.up_low, ups, packed_buffer);
-    // In place: afterwards, `gates` contains silu(gates) * ups.
+    // In place: afterwards, `gates` contains silu(gates) * ups, or gelu(gates) * ups.
+    const auto gate = config.gates_by_gelu() ? kernel.gelu_gate : kernel.gate;
     parallel_for_each_row(rows, inner, [&](std::int64_t row) {
-      kernel.gate(gate_data + row * inner, ups.data_ptr<float>() + row * inner, inner);
+      gate(gate_data + row * inner, ups.data_ptr<float>() + row * inner, inner);
     });
-    multiply(gates, {{&layer.down, &x}}, /*add=*/true, packed_buffer);
-    add_low_rank(gates, layer.down_low, x, packed_buffer);
+    add_output(gates, layer.down, layer.down_low, layer.mlp_out_norm);
   }
 }
 

@@ -16,13 +16,13 @@ torch::Tensor linear_product(const torch::Tensor& x, const torch::Tensor& weight
 // Returns x weight^T, fp32 [rows, out], for x fp32 [rows, in] and weight fp32 or bf16 [out, in].
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
-// Runs all layers on x in place. x is fp32 [rows, hidden], contiguous, and consists of sequences of `tokens` rows. cos
-// and sin are fp32 [rows, head_dim] or, if all sequences have the same positions, [tokens, head_dim]. `attention`
-// computes the attention; if it is null, attend_packed() does, by `segments`. In a mixture of experts, `given_experts`
-// are Routing::given, and `used_experts` receives the experts of each mixture layer, int64 [rows, experts per token].
+// Runs all layers on x in place. x is fp32 [rows, hidden], contiguous, and consists of sequences of `tokens` rows. The
+// tables of `ropes` are fp32 [rows, head_dim] or, if all sequences have the same positions, [tokens, head_dim].
+// `attention` computes the attention; if it is null, attend_packed() does, by `segments`. In a mixture of experts,
+// `given_experts` are Routing::given, and `used_experts` receives the experts of each mixture layer, int64 [rows,
+// experts per token].
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
-              std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention,
-              const torch::Tensor& segments, const torch::Tensor& given_experts,
-              std::vector<torch::Tensor>& used_experts);
+              std::int64_t tokens, const Ropes& ropes, Attention* attention, const torch::Tensor& segments,
+              const torch::Tensor& given_experts, std::vector<torch::Tensor>& used_experts);
 
 }  // namespace echoline::model

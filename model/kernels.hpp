@@ -28,16 +28,19 @@ struct Kernels {
   void (*rotate)(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin);
   // gate = silu(gate) * up
   void (*gate)(float* gate, const float* up, std::int64_t count);
+  // gate = gelu(gate) * up, with the approximation of GELU by tanh
+  void (*gelu_gate)(float* gate, const float* up, std::int64_t count);
   // out[i] = x[i] - log(sum of e^x), with an fp64 sum. NaN everywhere if x has NaN or positive infinity.
   void (*log_softmax)(const float* x, std::int64_t count, float* out);
   // The sum of x, added up in fp64.
   double (*sum)(const float* x, std::int64_t count);
-  // Attention of `heads` queries q [heads, dim] over the first `token_count` tokens of a text, which are in pages of 16
-  // tokens. The keys [dim, 16] and values [16, dim] of the text's p-th page begin at offset pages[p] * stride.
-  // `scratch` is memory for heads * (token_count rounded up to a multiple of 16) floats.
-  void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t token_count,
-                 const std::int64_t* pages, const float* keys, const float* values, std::int64_t stride, float* scratch,
-                 float* out);
+  // Attention of `heads` queries q [heads, dim] over tokens [first_token, token_count) of a text, whose first
+  // `token_count` tokens are in pages of 16 tokens. The keys [dim, 16] and values [16, dim] of the text's p-th page
+  // begin at offset pages[p] * stride. `scratch` is memory for heads * (token_count rounded up to a multiple of 16)
+  // floats.
+  void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t first_token,
+                 std::int64_t token_count, const std::int64_t* pages, const float* keys, const float* values,
+                 std::int64_t stride, float* scratch, float* out);
 };
 
 // The fastest set for this processor, or the one that the environment variable ECHOLINE_KERNELS names, if it runs

@@ -194,6 +194,14 @@ void gate(float* gate, const float* up, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1 + exponential(-gate[i])) * up[i];
 }
 
+// GELU by tanh is x sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+constexpr float kGeluScale = 2 * 0.797884560802865f, kGeluCubic = 0.044715f;
+inline float gelu_sigmoid(float x) { return 1 / (1 + exponential(-kGeluScale * (x + kGeluCubic * x * x * x))); }
+
+void gelu_gate(float* gate, const float* up, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] * gelu_sigmoid(gate[i]) * up[i];
+}
+
 double sum(const float* x, std::int64_t count) {
   using HalfFloats = float __attribute__((vector_size(kLanes * 2)));
   using Doubles = double __attribute__((vector_size(kLanes * 4)));
@@ -233,10 +241,12 @@ void log_softmax(const float* x, std::int64_t count, float* out) {
 
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;  // kParts registers hold the scores of a page
 
-// Attention of H heads, so that each key is read once for all of them. `scratch` holds the scores.
+// Attention of H heads, so that each key is read once for all of them. `scratch` holds the scores. The first `hidden`
+// tokens, fewer than a page has, get no weight.
 template <int H>
-void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, const std::int64_t* pages,
-                  const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
+void attend_heads(const float* q, std::int64_t dim, std::int64_t hidden, std::int64_t token_count,
+                  const std::int64_t* pages, const float* keys, const float* values, std::int64_t stride,
+                  float* scratch, float* out) {
   const std::int64_t padded_count = (token_count + kPageTokens - 1) / kPageTokens * kPageTokens;
   for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
     const float* const key = keys + pages[first / kPageTokens] * stride;
@@ -252,12 +262,13 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
   float scale[H];
   for (int head = 0; head < H; ++head) {
     float* const head_scores = scratch + head * padded_count;
-    float max_score = head_scores[0], sum = 0;
-    for (std::int64_t token = 1; token < token_count; ++token)
+    float max_score = head_scores[hidden], sum = 0;
+    for (std::int64_t token = hidden + 1; token < token_count; ++token)
       max_score = head_scores[token] > max_score ? head_scores[token] : max_score;
-    for (std::int64_t token = 0; token < token_count; ++token)
+    for (std::int64_t token = hidden; token < token_count; ++token)
       head_scores[token] = exponential(head_scores[token] - max_score);
-    for (std::int64_t token = 0; token < token_count; ++token) sum += head_scores[token];
+    std::fill_n(head_scores, hidden, 0.0f);
+    for (std::int64_t token = hidden; token < token_count; ++token) sum += head_scores[token];
     scale[head] = 1 / sum;
     if (!(max_score - max_score == 0)) scale[head] = NAN;  // the maximum is NaN or infinite, so the output must be NaN
   }
@@ -293,20 +304,27 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, co
     }
 }
 
-void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t token_count, const std::int64_t* pages,
-            const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
+void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t first_token, std::int64_t token_count,
+            const std::int64_t* pages, const float* keys, const float* values, std::int64_t stride, float* scratch,
+            float* out) {
+  const std::int64_t hidden = first_token % kPageTokens;
+  pages += first_token / kPageTokens;
+  token_count -= first_token - hidden;
   std::int64_t h = 0;
   for (; h + 4 <= heads; h += 4)
-    attend_heads<4>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
+    attend_heads<4>(q + h * dim, dim, hidden, token_count, pages, keys, values, stride, scratch, out + h * dim);
   for (; h + 2 <= heads; h += 2)
-    attend_heads<2>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
+    attend_heads<2>(q + h * dim, dim, hidden, token_count, pages, keys, values, stride, scratch, out + h * dim);
   for (; h < heads; ++h)
-    attend_heads<1>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
+    attend_heads<1>(q + h * dim, dim, hidden, token_count, pages, keys, values, stride, scratch, out + h * dim);
 }
 
 }  // namespace
 }  // namespace echoline::model
 
 // The set of these kernels, with the given functions for products with bf16 weights.
-#define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats) \
-  { name, product<float>, product_bf16, pack, packed_floats, rms_norm, rotate, gate, log_softmax, sum, attend }
+#define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats)                                           \
+  {                                                                                                               \
+    name, product<float>, product_bf16, pack, packed_floats, rms_norm, rotate, gate, gelu_gate, log_softmax, sum, \
+        attend                                                                                                    \
+  }

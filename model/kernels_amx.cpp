@@ -22,6 +22,7 @@ constexpr std::int64_t kStep = 2 * kTile;          // bf16 numbers in a row of a
 constexpr std::int64_t kTerms = 3;                 // bf16 numbers per activation
 constexpr std::int64_t kTileSize = kTile * kStep;  // bf16 numbers in a tile
 constexpr std::int64_t kRowBytes = 2 * kStep;      // bytes of a row of a tile
+
 constexpr std::int64_t kPanelBytesMax = std::int64_t{1} << 19;   // bytes of weights that fit in the second-level cache
 constexpr std::int64_t kPackedBytesMax = std::int64_t{1} << 20;  // bytes of packed activations that also fit there
 

@@ -128,7 +128,7 @@ struct PagedCache::PrefillAttention : Attention {
     using torch::indexing::Slice;
     cache.put_keys(layer, page, slot, k.flatten(0, 1).index_select(0, token_index));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, token_index));
-    return attend_causally(q, k, v);
+    return attend_causally(q, k, v, cache.config_.window_of(static_cast<std::int64_t>(layer)));
   }
 };
 
@@ -141,6 +141,7 @@ struct PagedCache::DecodeAttention : Attention {
   Tensor page, slot;  // int64 [rows]: the page of each row's new token, and the slot in this page
   Tensor page_table;  // int64 [rows * pages of the longest text]: the pages of each row, padded with page 0
   Tensor is_used;     // bool [rows, 1, keys, 1]: the key's slot belongs to the text
+  Tensor in_window;   // of the same shape: the key is also in the window of the row's new token; undefined: no windows
 
   DecodeAttention(PagedCache& paged_cache, std::vector<const Pages*> page_lists, bool by_gathering)
       : cache(paged_cache), gathered(by_gathering), rows(std::ssize(page_lists)), texts(std::move(page_lists)) {
@@ -164,7 +165,10 @@ struct PagedCache::DecodeAttention : Attention {
     page = torch::tensor(page_numbers, torch::kLong).to(device);
     slot = torch::tensor(slot_numbers, torch::kLong).to(device);
     page_table = pages.flatten().to(device);
-    is_used = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);
+    const Tensor keys = torch::arange(longest * kPageTokens), used = keys <= tokens;
+    is_used = used.view({rows, 1, -1, 1}).to(device);
+    if (const auto& window = cache.config_.sliding_window)
+      in_window = used.logical_and(keys > tokens - window->tokens).view({rows, 1, -1, 1}).to(device);
   }
 
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
@@ -183,15 +187,17 @@ struct PagedCache::DecodeAttention : Attention {
           .transpose(1, 2)
           .reshape({rows * kv_heads, -1, dim});
     };
+    const bool has_window = cache.config_.window_of(static_cast<std::int64_t>(layer)) > 0;
+    const Tensor is_hidden = (has_window ? in_window : is_used).logical_not();
     // Unused slots get the weight 0, but may hold NaN, and 0 times NaN is NaN. So their values are replaced by 0.
     const Tensor values = gather(cache.values_[layer], /*transposed=*/false)
                               .view({rows, kv_heads, -1, dim})
-                              .masked_fill(is_used.logical_not(), 0)
+                              .masked_fill(is_hidden, 0)
                               .view({rows * kv_heads, -1, dim});
     const Tensor grouped = q.reshape({rows * kv_heads, group, dim}).transpose(1, 2);
     const Tensor scores = torch::bmm(gather(cache.keys_[layer], !cache.by_token_), grouped)
                               .view({rows, kv_heads, -1, group})
-                              .masked_fill(is_used.logical_not(), -INFINITY);
+                              .masked_fill(is_hidden, -INFINITY);
     return torch::bmm(scores.softmax(2).view({rows * kv_heads, -1, group}).transpose(1, 2), values)
         .reshape({rows, heads * dim});
   }
@@ -207,8 +213,12 @@ struct PagedCache::DecodeAttention : Attention {
     const auto head_values = [](const Tensor& tensor, std::int64_t row, std::int64_t head) {
       return tensor.data_ptr<float>() + row * tensor.stride(0) + head * tensor.stride(2);
     };
+    const std::int64_t window = cache.config_.window_of(static_cast<std::int64_t>(layer));
+    const auto first_token = [&](const Pages& text) {
+      return window == 0 ? 0 : std::max<std::int64_t>(0, text.tokens + 1 - window);
+    };
     std::int64_t tokens = 0;
-    for (const Pages* text : texts) tokens += text->tokens + 1;
+    for (const Pages* text : texts) tokens += text->tokens + 1 - first_token(*text);
     // One head of keys takes group * dim multiplications for each token of its text; rows have tokens / rows on
     // average.
     const std::int64_t grain = std::max<std::int64_t>(1, kWorkMin * rows / (tokens * group * dim));
@@ -223,8 +233,8 @@ struct PagedCache::DecodeAttention : Attention {
         for (std::int64_t d = 0; d < dim; ++d) keys[new_page * page_size + head + d * kPageTokens + new_slot] = key[d];
         std::copy_n(head_values(v, row, kv_head), dim, values + new_page * page_size + head + new_slot * dim);
         scratch.resize(static_cast<std::size_t>(group * pages_for(text.tokens + 1) * kPageTokens));
-        kernels().attend(head_values(q, row, kv_head * group), group, dim, text.tokens + 1, text.list.data(),
-                         keys + head, values + head, page_size, scratch.data(),
+        kernels().attend(head_values(q, row, kv_head * group), group, dim, first_token(text), text.tokens + 1,
+                         text.list.data(), keys + head, values + head, page_size, scratch.data(),
                          out.data_ptr<float>() + (row * heads + kv_head * group) * dim);
       }
     });

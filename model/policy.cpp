@@ -52,6 +52,10 @@ Result<delta::StateView> tensors_of(const ModelConfig& config) {
     }
     add(prefix + "input_layernorm.weight", {config.hidden_size});
     add(prefix + "post_attention_layernorm.weight", {config.hidden_size});
+    if (config.has_output_norms()) {
+      add(prefix + "pre_feedforward_layernorm.weight", {config.hidden_size});
+      add(prefix + "post_feedforward_layernorm.weight", {config.hidden_size});
+    }
   }
   add("model.norm.weight", {config.hidden_size});
   if (!config.tie_embeddings) add("lm_head.weight", {config.vocab_size, config.hidden_size});
@@ -108,7 +112,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
                          [](const auto& entry, const std::string& name) { return entry.name < name; });
     const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(position - layout.begin()));
     for (std::size_t i = 0; i < bytes.size(); i += 2) {
-      std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);  // for a vector: a bias or a norm
+      // For a vector: a bias or a norm.
+      std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") || config.norms_add_one() ? 0.0f : 1.0f);
       if (tensor.shape.size() > 1) {
         const std::uint64_t bits = random.next();
         const std::int64_t sum = std::int64_t(bits & 0xffff) + std::int64_t(bits >> 16 & 0xffff) +

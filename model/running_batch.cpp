@@ -30,6 +30,7 @@ struct Prompt {
   std::int64_t members = 0;           // sequences of the batch with this prompt, waiting ones included
   std::int64_t users = 0;             // running rows that were given `pages`
   std::uint64_t weights_changes = 0;  // State::weights_changes when `pages` were filled
+
   Pages pages;                        // the prompt's keys and values; released with the last user; empty: none
   Tensor hidden;                      // [hidden], hidden state of the prompt's last token; set while there are pages
   std::vector<std::int16_t> experts;  // of the prompt's tokens, if they are recorded; set while there are pages
@@ -98,12 +99,15 @@ struct RunningBatch::State {
   std::deque<std::unique_ptr<Row>> waiting;   // oldest first; all were added after the running ones
   std::vector<std::unique_ptr<Row>> running;  // oldest first
   std::vector<Ended> ended;                   // not yet returned by step() or interrupt()
-  std::uint64_t version = 0;                  // of the policy, recorded in spans
-  std::uint64_t weights_changes = 0;          // number of changes of the weights; prompt pages from before are stale
+
+  std::uint64_t version = 0;          // of the policy, recorded in spans
+  std::uint64_t weights_changes = 0;  // number of changes of the weights; prompt pages from before are stale
+
   std::int64_t rows_max, prefill_tokens_max;  // the limits of `limits`, lowered while memory is short
   std::int64_t passes = 0;                    // since the last shortage of memory
   bool admit_only_when_empty = false;         // after memory was too short to prefill a single text
-  std::size_t recorded_choices;               // experts recorded for each token; 0: none
+
+  std::size_t recorded_choices;  // experts recorded for each token; 0: none
 
   State(std::shared_ptr<Transformer> shared_model, BatchLimits batch_limits)
       : model(std::move(shared_model)),

@@ -14,6 +14,7 @@ namespace echoline::model {
 struct AttentionHead {
   const float *q, *k, *v;
   std::int64_t stride, group, dim;
+  std::int64_t window = 0;  // a query attends to this many keys at most, the last ones; 0: to all that it may see
 };
 
 struct TrainingKernels {
@@ -39,6 +40,10 @@ struct TrainingKernels {
   void (*gate)(const float* gate, const float* up, std::int64_t count, float* out);
   void (*gate_backward)(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
                         float* d_up);
+  // The same for gelu(gate) * up, with the approximation of GELU by tanh.
+  void (*gelu_gate)(const float* gate, const float* up, std::int64_t count, float* out);
+  void (*gelu_gate_backward)(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
+                             float* d_up);
   // Sets `logprob` to log softmax(scale * logits)[target], `entropy` to the entropy of the distribution, and `log_sum`
   // to the logarithm of the sum of exp(scale * logits).
   void (*score)(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob,

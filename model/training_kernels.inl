@@ -129,6 +129,11 @@ inline void transpose_rows(const float* source, std::int64_t stride, std::int64_
 // per head; row r of such a product is the query of head r % group of the token r / group.
 inline std::int64_t tokens_at_a_time(std::int64_t group) { return std::max<std::int64_t>(1, kQueries / group); }
 
+// The first key of a block that a query may see. `query` is its position, counted from the block's first key.
+inline std::int64_t first_visible_key(const AttentionHead& head, std::int64_t query) {
+  return head.window == 0 ? 0 : std::max<std::int64_t>(0, query - head.window + 1);
+}
+
 // See TrainingKernels::attend. The softmax goes over blocks of keys: for each row, max_scores, weight_sums and
 // value_sums are the largest score, the sum of the weights and the weighted sum of values so far, with weights relative
 // to the largest score. When a block has a larger score, these sums are scaled down first. The keys and values of the
@@ -177,23 +182,29 @@ void attend_segments(const AttentionHead& head, const Segment* segments, std::in
         const std::int64_t key_count =
             std::min(kKeys, (is_own_block ? first_query + tokens : segments[0].count) - first);
         const std::int64_t columns = whole_registers(key_count);
+        const std::int64_t keys_before = first - (is_own_block ? 0 : segments[0].count);  // the segment's are from 0
+        if (first_visible_key(head, first_query - keys_before) >= key_count) continue;    // no query sees the block
         multiply({queries, dim, 1}, rows, keys + block * dim * kKeys, kKeys, dim, columns, scores, kKeys,
                  /*add=*/false);
         for (std::int64_t row = 0; row < rows; ++row) {
           float* const row_scores = scores + row * kKeys;
           // A query attends to all keys of the prefix, and to its segment's keys up to its own.
-          const std::int64_t visible_keys =
+          const std::int64_t visible_end =
               is_own_block ? std::min(key_count, first_query + row / group + 1 - first) : key_count;
-          if (visible_keys <= 0) {
+          const std::int64_t visible_begin = first_visible_key(head, first_query + row / group - keys_before);
+          if (visible_end <= visible_begin) {
             std::fill(row_scores, row_scores + columns, 0.0f);
             continue;
           }
-          const float max_score = std::max(max_scores[row], largest(row_scores, visible_keys));
+          const std::int64_t visible_keys = visible_end - visible_begin;
+          const float max_score = std::max(max_scores[row], largest(row_scores + visible_begin, visible_keys));
           const float rescale = max_scores[row] == max_score ? 1.0f : exponential(max_scores[row] - max_score);
-          for (std::int64_t i = 0; i < visible_keys; ++i) row_scores[i] = exponential(row_scores[i] - max_score);
-          std::fill(row_scores + visible_keys, row_scores + columns, 0.0f);
+          std::fill_n(row_scores, visible_begin, 0.0f);
+          for (std::int64_t i = visible_begin; i < visible_end; ++i)
+            row_scores[i] = exponential(row_scores[i] - max_score);
+          std::fill(row_scores + visible_end, row_scores + columns, 0.0f);
           max_scores[row] = max_score;
-          weight_sums[row] = weight_sums[row] * rescale + sum_of(row_scores, visible_keys);
+          weight_sums[row] = weight_sums[row] * rescale + sum_of(row_scores + visible_begin, visible_keys);
           if (rescale != 1.0f)
             for (std::int64_t d = 0; d < width; ++d) value_sums[row * width + d] *= rescale;
         }
@@ -256,6 +267,8 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
              first_query += step) {
           const std::int64_t tokens = std::min(step, segments[segment_index].count - first_query),
                              rows = tokens * group;
+          const std::int64_t keys_before = first - (is_owner ? 0 : owner.count);          // the segment's are from 0
+          if (first_visible_key(head, first_query - keys_before) >= key_count) continue;  // no query sees these keys
           for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
             copy_rows(head.q + token * head.stride, dim, group, dim, width, group, queries + row * width);
             copy_rows(out_gradient + token * out_stride, dim, group, dim, width, group, gradients + row * width);
@@ -265,18 +278,23 @@ void attend_segments_backward(const AttentionHead& head, const Segment* segments
           multiply({queries, width, 1}, rows, transposed_keys, kKeys, dim, columns, scores, kKeys, /*add=*/false);
           multiply({gradients, width, 1}, rows, transposed_values, kKeys, dim, columns, slopes, kKeys, /*add=*/false);
           for_each_token(segments[segment_index], first_query, tokens, [&](std::int64_t token, std::int64_t row) {
-            const std::int64_t visible_keys =
-                is_owner ? std::min(key_count, token - owner.begin + 1 - first) : key_count;
+            const std::int64_t query = token - segments[segment_index].begin;
+            const std::int64_t visible_end = is_owner ? std::min(key_count, query + 1 - first) : key_count;
+            const std::int64_t visible_begin = std::min(first_visible_key(head, query - keys_before), columns);
             for (std::int64_t head_index = 0; head_index < group; ++head_index) {
               float* const row_scores = scores + (row + head_index) * kKeys;
               float* const row_slopes = slopes + (row + head_index) * kKeys;
               const float log_sum = sums[token * sums_stride + head_index];
               const float total =
                   dot(out + token * out_stride + head_index * dim, gradients + (row + head_index) * width, dim);
-              for (std::int64_t i = 0; i < visible_keys; ++i) row_scores[i] = exponential(row_scores[i] - log_sum);
-              for (std::int64_t i = 0; i < visible_keys; ++i) row_slopes[i] = row_scores[i] * (row_slopes[i] - total);
-              std::fill(row_scores + visible_keys, row_scores + columns, 0.0f);
-              std::fill(row_slopes + visible_keys, row_slopes + columns, 0.0f);
+              for (std::int64_t i = visible_begin; i < visible_end; ++i)
+                row_scores[i] = exponential(row_scores[i] - log_sum);
+              for (std::int64_t i = visible_begin; i < visible_end; ++i)
+                row_slopes[i] = row_scores[i] * (row_slopes[i] - total);
+              for (float* const row_values : {row_scores, row_slopes}) {
+                std::fill_n(row_values, visible_begin, 0.0f);
+                std::fill(row_values + std::max(visible_begin, visible_end), row_values + columns, 0.0f);
+              }
             }
           });
           // Adds to the gradients of values, keys and queries.
@@ -341,6 +359,20 @@ void gate_backward(const float* gate, const float* up, const float* dy, std::int
   }
 }
 
+void gelu_gate_forward(const float* gate, const float* up, std::int64_t count, float* out) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = gate[i] * gelu_sigmoid(gate[i]) * up[i];
+}
+
+void gelu_gate_backward(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
+                        float* d_up) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    // As in gate_backward(), times the derivative of the sigmoid's argument.
+    const float x = gate[i], sigmoid = gelu_sigmoid(x), slope = kGeluScale * (1 + 3 * kGeluCubic * x * x);
+    d_gate[i] = dy[i] * up[i] * sigmoid * (1 + x * (1 - sigmoid) * slope);
+    d_up[i] = dy[i] * x * sigmoid;
+  }
+}
+
 void score(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob, float* entropy,
            float* log_sum) {
   const float max_logit = largest(logits, count);
@@ -385,5 +417,5 @@ void score_backward(float* logits, std::int64_t count, float scale, std::int64_t
 #define ECHOLINE_TRAINING_KERNELS(name)                                                                               \
   {                                                                                                                   \
     name, attend_segments, attend_segments_backward, rms_norm_backward, rotate_backward, gate_forward, gate_backward, \
-        score, score_backward                                                                                         \
+        gelu_gate_forward, gelu_gate_backward, score, score_backward                                                  \
   }

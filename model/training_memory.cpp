@@ -36,9 +36,14 @@ TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& s
   // inputs and outputs of two norms, queries, keys and values before and after the rotation, the result of attention,
   // gate, up and their product. In bf16 on a CPU, libtorch also keeps fp32 copies in norms, and silu(gate). On a GPU,
   // our own kernels keep as little as in fp32 on a CPU, and in bf16 the backward pass rotates the heads again.
-  const bool keeps_little = !shape.bf16 || shape.on_device, rotates_again = shape.bf16 && shape.on_device;
+  // The GPU's kernels do not compute Gemma 3, nor its attention or that of windows; libtorch does.
+  const bool uses_gpu_kernels = shape.on_device && !config.has_output_norms();
+  const bool keeps_little = !shape.bf16 || uses_gpu_kernels,
+             rotates_again = shape.bf16 && uses_gpu_kernels && !config.sliding_window;
   const double norm_value_bytes = (keeps_little ? 0 : 4) + 2 * element_bytes;  // per value of a norm's input
-  const double norm_bytes = 2 * hidden * norm_value_bytes;
+  // The result of an output's norm is added to x, but not kept.
+  const double output_norm_bytes = config.has_output_norms() ? 2 * hidden * (norm_value_bytes - element_bytes) : 0;
+  const double norm_bytes = 2 * hidden * norm_value_bytes + output_norm_bytes;
   const double rotated_bytes = keeps_little       ? (q + 2 * kv) * element_bytes
                                : config.qk_norm() ? (q + kv) * norm_value_bytes
                                                   : 0;

@@ -156,14 +156,16 @@ struct Rotated : torch::autograd::Function<Rotated> {
   }
 };
 
-// See gated().
-struct Gated : torch::autograd::Function<Gated> {
+// See gated() and gelu_gated().
+template <bool by_gelu>
+struct Gated : torch::autograd::Function<Gated<by_gelu>> {
   static Tensor forward(AutogradContext* context, const Tensor& gate_input, const Tensor& up_input) {
     const Tensor gate = gate_input.contiguous(), up = up_input.contiguous(), out = torch::empty_like(gate);
     const auto *gate_data = gate.data_ptr<float>(), *up_data = up.data_ptr<float>();
     auto* out_data = out.data_ptr<float>();
+    const auto gate_kernel = by_gelu ? training_kernels().gelu_gate : training_kernels().gate;
     parallel_for(gate.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
-      training_kernels().gate(gate_data + begin, up_data + begin, end - begin, out_data + begin);
+      gate_kernel(gate_data + begin, up_data + begin, end - begin, out_data + begin);
     });
     context->save_for_backward({gate, up});
     return out;
@@ -174,9 +176,10 @@ struct Gated : torch::autograd::Function<Gated> {
     const auto *gate_data = saved[0].data_ptr<float>(), *up_data = saved[1].data_ptr<float>(),
                *dy_data = dy.data_ptr<float>();
     auto *d_gate_data = d_gate.data_ptr<float>(), *d_up_data = d_up.data_ptr<float>();
+    const auto gate_kernel = by_gelu ? training_kernels().gelu_gate_backward : training_kernels().gate_backward;
     parallel_for(dy.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
-      training_kernels().gate_backward(gate_data + begin, up_data + begin, dy_data + begin, end - begin,
-                                       d_gate_data + begin, d_up_data + begin);
+      gate_kernel(gate_data + begin, up_data + begin, dy_data + begin, end - begin, d_gate_data + begin,
+                  d_up_data + begin);
     });
     return {d_gate, d_up};
   }
@@ -214,13 +217,15 @@ struct HeadCounts {
 };
 
 // The kernels' view of one key-value head of qkv [tokens, heads + 2 kv_heads, dim].
-AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv_head) {
+AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv_head,
+                      std::int64_t window) {
   return {.q = qkv + kv_head * head_counts.group() * dim,
           .k = qkv + (head_counts.heads + kv_head) * dim,
           .v = qkv + (head_counts.heads + head_counts.kv_heads + kv_head) * dim,
           .stride = head_counts.all() * dim,
           .group = head_counts.group(),
-          .dim = dim};
+          .dim = dim,
+          .window = window};
 }
 
 // The keys and values that the queries [first_query, first_query + count) of a segment attend to: those of the prefix
@@ -239,11 +244,13 @@ struct VisibleKeys {
     if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
     all.narrow(0, own.begin, first_query + count).add_(rows.narrow(0, prefix_tokens(), first_query + count));
   }
-  // bool [group * count, visible keys]: true for a key after the query.
-  Tensor future_mask(const Tensor& like, std::int64_t group) const {
-    return torch::ones({count, prefix_tokens() + first_query + count}, like.options().dtype(torch::kBool))
-        .triu(prefix_tokens() + first_query + 1)
-        .repeat({group, 1});
+  // bool [group * count, visible keys]: true for a key after the query, or before its window.
+  Tensor hidden_mask(const Tensor& like, std::int64_t group, std::int64_t window) const {
+    const std::int64_t position = prefix_tokens() + first_query;  // of the first query
+    const Tensor all = torch::ones({count, position + count}, like.options().dtype(torch::kBool));
+    Tensor mask = all.triu(position + 1);
+    if (window > 0) mask = mask.logical_or(all.tril(position - window));
+    return mask.repeat({group, 1});
   }
 };
 
@@ -278,7 +285,7 @@ Tensor by_token(const Tensor& rows, HeadCounts head_counts) {
 // gradient of the output.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& segments, std::int64_t heads,
-                        std::int64_t kv_heads, bool by_products) {
+                        std::int64_t kv_heads, bool by_products, std::int64_t window) {
     const HeadCounts head_counts{heads, kv_heads};
     const std::int64_t tokens = qkv.size(0), dim = qkv.size(2);
     Tensor out, sums;
@@ -293,7 +300,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
             torch::bmm(by_kv_head(q.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts),
                        visible.gather(k).transpose(1, 2))
                 .to(torch::kFloat)
-                .masked_fill_(visible.future_mask(q, head_counts.group()), -INFINITY);
+                .masked_fill_(visible.hidden_mask(q, head_counts.group(), window), -INFINITY);
         const Tensor sum = scores.logsumexp(-1, /*keepdim=*/true);
         const Tensor attended = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), visible.gather(v));
         out_heads.narrow(0, visible.own.begin + visible.first_query, visible.count)
@@ -309,7 +316,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
           const std::int64_t kv_head = task / families.count(), family = task % families.count();
-          training_kernels().attend(head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head),
+          training_kernels().attend(head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head, window),
                                     families.segments_of(family), families.size(family),
                                     out.data_ptr<float>() + kv_head * head_counts.group() * dim, heads * dim,
                                     sums.data_ptr<float>() + kv_head * head_counts.group(), heads);
@@ -320,6 +327,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     context->save_for_backward({qkv, segments, out, sums});
     context->saved_data["kv_heads"] = kv_heads;
     context->saved_data["by_products"] = by_products;
+    context->saved_data["window"] = window;
     return out;
   }
 
@@ -327,7 +335,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const auto saved = context->get_saved_variables();
     const Tensor &qkv = saved[0], &segments = saved[1], &sums = saved[3];
     const std::int64_t kv_heads = context->saved_data["kv_heads"].toInt(), dim = qkv.size(2);
-    const std::int64_t heads = qkv.size(1) - 2 * kv_heads;
+    const std::int64_t heads = qkv.size(1) - 2 * kv_heads, window = context->saved_data["window"].toInt();
     const HeadCounts head_counts{heads, kv_heads};
     const Tensor out = saved[2].view({-1, heads, dim}), slope = gradients[0].reshape(out.sizes());
     Tensor qkv_gradient;
@@ -346,7 +354,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
         const Tensor queries = rows(q), keys = visible.gather(k), slope_rows = rows(slope);
         const Tensor weights = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
                                    .exp_()
-                                   .masked_fill_(visible.future_mask(q, head_counts.group()), 0);
+                                   .masked_fill_(visible.hidden_mask(q, head_counts.group(), window), 0);
         const Tensor score_gradients =
             (torch::bmm(slope_rows, visible.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
                 .mul_(weights)
@@ -367,14 +375,14 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
                              head_offset = kv_head * head_counts.group() * dim;
           float* const gradient_data = qkv_gradient.data_ptr<float>();
           training_kernels().attend_backward(
-              head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head), families.segments_of(family),
+              head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv_head, window), families.segments_of(family),
               families.size(family), out_float.data_ptr<float>() + head_offset, dy.data_ptr<float>() + head_offset,
               heads * dim, sums.data_ptr<float>() + kv_head * head_counts.group(), heads, gradient_data + head_offset,
               gradient_data + (heads + kv_head) * dim, gradient_data + (heads + kv_heads + kv_head) * dim);
         }
       });
     }
-    return {qkv_gradient.to(qkv.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {qkv_gradient.to(qkv.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -536,7 +544,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (training::kernels_support(x) && weight.scalar_type() == x.scalar_type())
     return rms_norm_on_device(x, weight, eps);
   const Tensor x_fp32 = x.to(torch::kFloat);
-  return (x_fp32 * torch::rsqrt(x_fp32.square().mean(-1, /*keepdim=*/true) + eps)).to(x.scalar_type()) * weight;
+  const Tensor normed = x_fp32 * torch::rsqrt(x_fp32.square().mean(-1, /*keepdim=*/true) + eps);
+  return weight.scalar_type() == x.scalar_type() ? normed.to(x.scalar_type()) * weight
+                                                 : (normed * weight).to(x.scalar_type());
 }
 
 Tensor joint_product(const Tensor& x, const Tensor& joint_weight, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -570,28 +580,34 @@ Tensor rotate(const Tensor& qkv, const Rotation& rotation) {
 }
 
 Tensor gated(const Tensor& gate, const Tensor& up) {
-  if (uses_cpu_kernels(gate)) return Gated::apply(gate, up);
+  if (uses_cpu_kernels(gate)) return Gated</*by_gelu=*/false>::apply(gate, up);
   return training::kernels_support(gate) ? gated_on_device(gate, up) : torch::silu(gate) * up;
 }
 
-AttentionMethod fastest_attention(const torch::Device& device) {
+Tensor gelu_gated(const Tensor& gate, const Tensor& up) {
+  if (uses_cpu_kernels(gate)) return Gated</*by_gelu=*/true>::apply(gate, up);
+  return torch::gelu(gate, "tanh") * up;  // the GPU's kernels have no GELU
+}
+
+AttentionMethod fastest_attention(const torch::Device& device, [[maybe_unused]] bool has_window) {
   if (device.is_cpu()) return AttentionMethod::kKernels;
 #ifdef ECHOLINE_FUSED_ATTENTION
-  return AttentionMethod::kFused;
+  return has_window ? AttentionMethod::kProducts : AttentionMethod::kFused;
 #else
   return AttentionMethod::kProducts;
 #endif
 }
 
 Tensor attend_packed(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const Tensor& segments,
-                     AttentionMethod method) {
+                     AttentionMethod method, std::int64_t window) {
   const Tensor counts = segments.select(1, 1);  // column 1 is Segment::count
   TORCH_CHECK(segments.is_cpu() && counts.sum().item<std::int64_t>() == qkv.size(0),
               "segments do not cover the tokens");
 #ifdef ECHOLINE_FUSED_ATTENTION
+  TORCH_CHECK(method != AttentionMethod::kFused || window == 0, "fused attention has no windows");
   if (method == AttentionMethod::kFused) return attend_fused(qkv, {heads, kv_heads}, segments);
 #endif
-  return PackedAttention::apply(qkv, segments, heads, kv_heads, method == AttentionMethod::kProducts);
+  return PackedAttention::apply(qkv, segments, heads, kv_heads, method == AttentionMethod::kProducts, window);
 }
 
 LinearScores linear_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double temperature) {

@@ -13,6 +13,7 @@
 #include "delta/raw_memory.hpp"
 #include "model/cpu_pass.hpp"
 #include "model/device_ops.hpp"
+#include "model/layer.hpp"
 #include "model/mixture.hpp"
 #include "model/policy.hpp"
 #include "model/training_ops.hpp"
@@ -56,10 +57,12 @@ Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::Tensor
 // The inputs that all layers of a pass share.
 struct Pass {
   std::int64_t batch, tokens;  // rows, and tokens per row
-  Tensor cos, sin;             // as in Rotation, for all tokens or for the tokens of one row
-  Attention* attention;        // null: the tokens attend by the next two members
-  Tensor segments;             // as made by pack() or uniform_segments() (model/packed)
-  AttentionPlan plan;          // for the segments; only on a GPU
+  Ropes ropes;
+
+  Attention* attention;  // null: the tokens attend by the next two members
+  Tensor segments;       // as made by pack() or uniform_segments() (model/packed)
+  AttentionPlan plan;    // for the segments; only on a GPU
+
   // The experts of the layer that runs, if it is a mixture: int64 [tokens, experts per token].
   Tensor given_experts;         // see mix_experts(); may be undefined
   mutable Tensor used_experts;  // set by run_layer()
@@ -89,7 +92,8 @@ Tensor low_rank_qkv(const Tensor& x, const Transformer::Layer& layer) {
 Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
                  const Tensor& input) {
   const std::int64_t heads = config.heads, kv_heads = config.kv_heads, dim = config.head_dim;
-  const auto [normed_input, residual] = norm_and_sum(input, /*addend=*/{}, layer.input_norm, config.rms_norm_eps);
+  const double eps = config.rms_norm_eps;
+  const auto [normed_input, residual] = norm_and_sum(input, /*addend=*/{}, norm_factor(config, layer.input_norm), eps);
   // Queries, keys and values are computed as one product. With gradients, joint_product() passes them to the three
   // separate parameters.
   Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv) ? cpu_product(normed_input, layer.qkv)
@@ -102,33 +106,43 @@ Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index,
         torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
     qkv = qkv + bias.to(qkv.scalar_type());
   }
-  const Rotation rotation{.cos = pass.cos,
-                          .sin = pass.sin,
-                          .q_norm = layer.q_norm,
-                          .k_norm = layer.k_norm,
+  const Ropes::Rope& rope = pass.ropes.of(layer);
+  const Rotation rotation{.cos = rope.cos,
+                          .sin = rope.sin,
+                          .q_norm = norm_factor(config, layer.q_norm),
+                          .k_norm = norm_factor(config, layer.k_norm),
                           .heads = heads,
                           .kv_heads = kv_heads,
-                          .eps = config.rms_norm_eps};
+                          .eps = eps};
   Tensor attended;
-  if (!pass.attention && supports_attend_on_device(qkv, rotation)) {
+  if (!pass.attention && layer.window == 0 && supports_attend_on_device(qkv, rotation)) {
     attended = attend_on_device(qkv, rotation, pass.plan);
   } else if (const Tensor rows = rotate(qkv, rotation); pass.attention) {
     const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv_heads, dim});
     attended = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv_heads),
                                       in_batch.narrow(2, heads + kv_heads, kv_heads));
   } else {
-    attended = attend_packed(rows, heads, kv_heads, pass.segments, fastest_attention(rows.device()));
+    attended = attend_packed(rows, heads, kv_heads, pass.segments,
+                             fastest_attention(rows.device(), /*has_window=*/layer.window > 0), layer.window);
   }
+  // Applies the norm of an output, if the family has one.
+  const auto normed_output = [&](const Tensor& output, const Tensor& weight) {
+    return weight.defined() ? rms_norm(output, norm_factor(config, weight), eps) : output;
+  };
   const auto [normed_sum, sum] =
-      norm_and_sum(residual, product(attended, layer.o, layer.o_low), layer.post_norm, config.rms_norm_eps);
+      norm_and_sum(residual, normed_output(product(attended, layer.o, layer.o_low), layer.attended_norm),
+                   norm_factor(config, layer.post_norm), eps);
   if (layer.router.defined())
     return sum + mix_experts(*config.experts, layer, normed_sum, pass.given_experts, pass.used_experts);
-  const bool is_joint =
-      !layer.gate_low && !layer.up_low && layer.gate.requires_grad() && supports_joint_gated(normed_sum, layer.gate_up);
-  const Tensor inner =
-      is_joint ? joint_gated(normed_sum, layer.gate_up, layer.gate, layer.up)
-               : gated(product(normed_sum, layer.gate, layer.gate_low), product(normed_sum, layer.up, layer.up_low));
-  return sum + product(inner, layer.down, layer.down_low);
+  const bool is_joint = !config.gates_by_gelu() && !layer.gate_low && !layer.up_low && layer.gate.requires_grad() &&
+                        supports_joint_gated(normed_sum, layer.gate_up);
+  const auto gate_and_up = [&layer, &x = normed_sum](const auto& gate_function) {
+    return gate_function(product(x, layer.gate, layer.gate_low), product(x, layer.up, layer.up_low));
+  };
+  const Tensor inner = is_joint                 ? joint_gated(normed_sum, layer.gate_up, layer.gate, layer.up)
+                       : config.gates_by_gelu() ? gate_and_up(gelu_gated)
+                                                : gate_and_up(gated);
+  return sum + normed_output(product(inner, layer.down, layer.down_low), layer.mlp_out_norm);
 }
 
 // A layer of which only the input is kept. The backward pass runs the layer again and adds the weights' gradients.
@@ -153,7 +167,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     // The index matters only to pass->attention, which is null here.
     const Tensor y = run_layer(*config, *pass, 0, *layer, x);
     // The backward pass uses the same experts, because a score that is rounded otherwise could choose another one.
-    context->save_for_backward({x, pass->cos, pass->sin, pass->segments, plan.queries_first, plan.keys_first, plan.rows,
+    const Ropes::Rope& rope = pass->ropes.of(*layer);
+    context->save_for_backward({x, rope.cos, rope.sin, pass->segments, plan.queries_first, plan.keys_first, plan.rows,
                                 plan.copies_first, plan.copies, pass->used_experts});
     context->saved_data["queries_max"] = plan.queries_max;
     context->saved_data["keys_max"] = plan.keys_max;
@@ -177,8 +192,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
                              .copies = saved[kCopies]};
     const Pass pass{.batch = integer("batch"),
                     .tokens = integer("tokens"),
-                    .cos = saved[kCos],
-                    .sin = saved[kSin],
+                    .ropes = {.full = {saved[kCos], saved[kSin]}, .windowed = {}},
                     .attention = nullptr,
                     .segments = saved[kSegments],
                     .plan = plan,
@@ -205,12 +219,12 @@ torch::ScalarType default_weight_dtype(const torch::Device& device) {
   return device.is_cpu() ? torch::kFloat : torch::kBFloat16;
 }
 
-Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t window) {
   const std::int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), dim = q.size(3);
   const std::int64_t kv_heads = k.size(2), group = heads / kv_heads;
   if (q.is_cpu())
     return attend_packed(torch::cat({q, k, v}, 2).flatten(0, 1), heads, kv_heads, uniform_segments(batch, tokens),
-                         AttentionMethod::kKernels);
+                         AttentionMethod::kKernels, window);
   const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < tokens; begin += kQueriesMax) {
@@ -221,13 +235,15 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
                                .reshape({batch * kv_heads, group * count, dim});
     const Tensor visible_keys = keys.narrow(1, 0, visible_count);
     Tensor scores;
-    if (count == 1) {  // the last query sees all keys
+    const bool has_window = window > 0 && window < visible_count;
+    if (count == 1 && !has_window) {  // the last query sees all keys
       scores = torch::bmm(visible_keys, grouped.transpose(1, 2));
     } else {
-      // [keys, queries]: minus infinity where the key is later than the query.
-      const Tensor future_mask =
-          torch::full({visible_count, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
-      scores = torch::baddbmm(future_mask.repeat({1, group}).unsqueeze(0), visible_keys, grouped.transpose(1, 2));
+      // [keys, queries]: minus infinity where the key is later than the query, or before its window.
+      const Tensor minus_infinity = torch::full({visible_count, count}, -INFINITY, q.options().requires_grad(false));
+      Tensor mask = minus_infinity.tril(-begin - 1);
+      if (has_window) mask = mask + minus_infinity.triu(window - begin);
+      scores = torch::baddbmm(mask.repeat({1, group}).unsqueeze(0), visible_keys, grouped.transpose(1, 2));
     }
     parts.push_back(torch::bmm(scores.softmax(1).transpose(1, 2), values.narrow(1, 0, visible_count))
                         .view({batch, kv_heads, group, count, dim})
@@ -293,7 +309,14 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
       layer.down = add(prefix + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
     }
     layer.input_norm = add(prefix + "input_layernorm.weight", weight_memory({hidden}, options));
-    layer.post_norm = add(prefix + "post_attention_layernorm.weight", weight_memory({hidden}, options));
+    if (config.has_output_norms()) {
+      layer.attended_norm = add(prefix + "post_attention_layernorm.weight", weight_memory({hidden}, options));
+      layer.post_norm = add(prefix + "pre_feedforward_layernorm.weight", weight_memory({hidden}, options));
+      layer.mlp_out_norm = add(prefix + "post_feedforward_layernorm.weight", weight_memory({hidden}, options));
+    } else {
+      layer.post_norm = add(prefix + "post_attention_layernorm.weight", weight_memory({hidden}, options));
+    }
+    layer.window = config.window_of(i);
     layers_.push_back(std::move(layer));
   }
   norm_ = add("model.norm.weight", weight_memory({hidden}, options));
@@ -357,13 +380,24 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
   constexpr std::int64_t kRowsMin = 256;
   // Twice as many as needed, so that a growing text does not need a new table for every token.
   const std::int64_t rows = std::min(config_.positions_max, std::max(kRowsMin, 2 * positions));
-  const std::int64_t half = config_.head_dim / 2;
-  // Angles are computed in double. cos and sin contain the factor head_dim^(-1/4). It applies to queries and to keys,
-  // so their product contains the scale of the scores, head_dim^(-1/2).
-  const Tensor log_frequencies =
-      torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
-  Tensor radians_per_position = log_frequencies.exp();
-  if (config_.rope_scaling) {
+  // Angles are computed in double. cos and sin contain the root of the scores' scale. It applies to queries and to
+  // keys, so their product contains the scale.
+  const auto log_frequencies = [&](double theta) {
+    const std::int64_t half = config_.head_dim / 2;
+    return torch::arange(half, torch::kDouble) * (-2.0 * std::log(theta) / double(2 * half));
+  };
+  const auto set_tables = [&](const Tensor& radians_per_position, Tensor& cos_table, Tensor& sin_table) {
+    const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
+    const double scale = std::sqrt(config_.score_scale());
+    const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
+    // Value i of a head is rotated together with value i + half of its values.
+    cos_table = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
+    sin_table = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
+  };
+  Tensor radians_per_position = log_frequencies(config_.rope_theta).exp();
+  if (config_.rope_scaling && config_.rope_scaling->is_linear) {
+    radians_per_position = radians_per_position / config_.rope_scaling->factor;
+  } else if (config_.rope_scaling) {
     const RopeScaling& scaling = *config_.rope_scaling;
     // Full turns of each rotation within the original positions.
     const double pi = std::acos(-1.0);
@@ -372,12 +406,9 @@ void Transformer::ensure_rope_covers(std::int64_t positions) {
         ((original_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
     radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / scaling.factor);
   }
-  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
-  const double scale = std::pow(double(config_.head_dim), -0.25);
-  const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
-  // Value i of a head is rotated together with value i + half.
-  rope_cos_ = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
-  rope_sin_ = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
+  if (config_.family == Family::kGemma3)
+    set_tables(log_frequencies(config_.local_rope_theta).exp(), local_rope_cos_, local_rope_sin_);
+  set_tables(radians_per_position, rope_cos_, rope_sin_);
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention, Routing* routing) {
@@ -395,15 +426,16 @@ Transformer::Parts Transformer::parts(std::int64_t positions) {
           .sin = rope_sin_};
 }
 
-Tensor Transformer::apply_last_norm(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
+Tensor Transformer::apply_last_norm(const Tensor& x) const {
+  return rms_norm(x, norm_factor(config_, norm_), config_.rms_norm_eps);
+}
 
 Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Attention* attention, const Tensor& segments,
                                Routing* routing, bool compute_fp32) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
   Pass pass{.batch = ids.size(0),
             .tokens = ids.size(1),
-            .cos = {},
-            .sin = {},
+            .ropes = {},
             .attention = attention,
             .segments = segments,
             .plan = {},
@@ -414,17 +446,20 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
     // If several query heads share a key head, the backward pass repeats the keys, which it can do only as it gathers
     // them.
     pass.plan = attention_plan(pass.segments, /*gathers=*/config_.heads > config_.kv_heads, device());
+  Tensor flat_positions;
   if (positions.defined()) {
     TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
     ensure_rope_covers(positions.max().item<std::int64_t>() + 1);
-    const Tensor flat = upload(positions.reshape({-1}), device());
-    pass.cos = rope_cos_.index_select(0, flat);
-    pass.sin = rope_sin_.index_select(0, flat);
+    flat_positions = upload(positions.reshape({-1}), device());
   } else {
     ensure_rope_covers(pass.tokens);
-    pass.cos = rope_cos_.narrow(0, 0, pass.tokens);
-    pass.sin = rope_sin_.narrow(0, 0, pass.tokens);
   }
+  const auto rows_of = [&](const Tensor& table) {
+    return flat_positions.defined() ? table.index_select(0, flat_positions) : table.narrow(0, 0, pass.tokens);
+  };
+  pass.ropes.full = {.cos = rows_of(rope_cos_), .sin = rows_of(rope_sin_)};
+  if (local_rope_cos_.defined())
+    pass.ropes.windowed = {.cos = rows_of(local_rope_cos_), .sin = rows_of(local_rope_sin_)};
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
   if (routing && routing->given.defined())
     TORCH_CHECK(config_.experts && routing->given.sizes() == torch::IntArrayRef({x.size(0), config_.mixture_layers(),
@@ -433,9 +468,10 @@ Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Atten
   std::vector<Tensor> used_experts;  // by mixture layer
   const bool has_gradients = torch::GradMode::is_enabled(),
              uses_cpu_pass = compute_fp32 && x.is_cpu() && !has_gradients;
+  if (uses_cpu_pass) x = x.to(torch::kFloat).contiguous();
+  if (const double scale = config_.embedding_scale(); scale != 1) x = x * scale;
   if (uses_cpu_pass) {
-    x = x.to(torch::kFloat).contiguous();
-    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments,
+    cpu_pass(config_, layers_, x, pass.tokens, pass.ropes, attention, pass.segments,
              routing ? routing->given : Tensor(), used_experts);
   } else {
     // If the embedding is frozen, x needs no gradient. libtorch would then skip Recomputed's backward pass, and with it

@@ -1,9 +1,10 @@
-// The decoder of the Qwen3, Qwen3-MoE, Qwen2, Llama and Mistral families on libtorch, with Hugging Face's parameter
-// names.
+// The decoder of the Qwen3, Qwen3-MoE, Qwen2, Llama, Mistral and Gemma 3 families on libtorch, with Hugging Face's
+// parameter names.
 //
 // It uses RMSNorm, rotary positions, grouped-query attention and SwiGLU. Qwen3 normalises each head of queries and
 // keys. Qwen2 adds a bias to queries, keys and values. Llama 3 slows rotary frequencies down for long contexts
-// (RopeScaling).
+// (RopeScaling). Layers may have sliding windows (SlidingWindow). Gemma 3 has GELU in place of SiLU, norms of outputs,
+// a factor of the embeddings, and rotations of its own in layers with a window.
 //
 //   parameters                         | computes without gradients | computes with gradients
 //   fp32 on a CPU                      | in fp32                    | in fp32
@@ -31,14 +32,16 @@ class Attention {
  public:
   virtual ~Attention() = default;
   // Attention of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] ->
-  // [batch * tokens, heads * dim]. The products of q and k already contain the scale of the scores, 1 / sqrt(dim).
+  // [batch * tokens, heads * dim]. The products of q and k already contain the scale of the scores,
+  // ModelConfig::score_scale().
   virtual torch::Tensor attend(std::size_t layer, const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v) = 0;
 };
 
 // Causal attention: each token attends to itself and to earlier tokens of its row. Right padding needs no mask, because
-// it comes after all other tokens.
-torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
+// it comes after all other tokens. With a `window`, a token attends to the last `window` of these tokens.
+torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                              std::int64_t window = 0);
 
 // The experts that a pass through a mixture of experts uses.
 struct Routing {
@@ -106,8 +109,8 @@ class Transformer : public torch::nn::Module {
   struct Parts {
     torch::Tensor embedding, norm, lm_head;
     const std::vector<Layer>* layers;
-    // Rotations of queries and keys, fp32 [positions, head_dim]. Both contain the factor head_dim^(-1/4), so that the
-    // products of queries and keys have the scale of attention scores.
+    // Rotations of queries and keys, fp32 [positions, head_dim]. Both contain the square root of the scale of attention
+    // scores, so that the products of queries and keys have this scale.
     torch::Tensor cos, sin;
   };
   // cos and sin cover at least `positions` positions. A later call for more positions may allocate cos and sin again,
@@ -119,8 +122,9 @@ class Transformer : public torch::nn::Module {
   torch::Tensor embedding_, norm_, lm_head_;  // lm_head_ is embedding_ if tied
   std::vector<Layer> layers_;
   bool recompute_ = false;
-  torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
-  // Computes rope_cos_ and rope_sin_ again if they have fewer rows than `positions`.
+  torch::Tensor rope_cos_, rope_sin_;              // fp32 [positions, head_dim], grown on demand
+  torch::Tensor local_rope_cos_, local_rope_sin_;  // the same for layers with a window, if these have their own
+  // Computes these tables again if they have fewer rows than `positions`.
   void ensure_rope_covers(std::int64_t positions);
   // Returns [batch * tokens, hidden], before the last norm. Without `attention`, tokens attend by `segments`
   // (model/packed) or, if these are undefined, to themselves and earlier tokens of their row. `compute_fp32`: computes

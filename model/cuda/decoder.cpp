@@ -112,6 +112,8 @@ Status Decoder::check(const Transformer& model) {
   if (model.dtype() != torch::kBFloat16) return invalid("the weights are not in bf16");
   if (config.adapter) return invalid("the model has an adapter, which its kernels do not compute");
   if (config.experts) return invalid("the model is a mixture of experts, which its kernels do not compute");
+  if (config.family == Family::kGemma3) return invalid("the model is a Gemma 3, which its kernels do not compute");
+  if (config.sliding_window) return invalid("the model has sliding windows, which its kernels do not compute");
   if (!attend_supports(u32(config.head_dim), u32(config.heads / config.kv_heads)))
     return invalid(
         "heads have {} values (expected 16, 32, 64 or 128), and {} query heads share a key (expected at most 8)",

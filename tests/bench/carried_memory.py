@@ -100,7 +100,7 @@ def main():
         (folder / "run.yaml").write_text(f"""
 run: {{name: carried, folder: {folder}, steps: {STEPS}}}
 model: {{path: {folder}/model}}
-task: {{adapter: arithmetic, options: {{evaluation_problems: 20}}}}
+task: {{adapter: arithmetic, options: {{evaluation_problems: 200}}}}
 rollout: {{prompts_per_step: 6, group_size: 4, response_tokens_max: 16}}
 staleness: {{budget: 2}}
 learner: {{trainer: external}}

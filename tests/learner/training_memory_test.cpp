@@ -27,6 +27,7 @@ model::ModelConfig shape(model::Family family, std::int64_t vocabulary, bool tie
   config.tie_embeddings = tied;
   if (family == model::Family::kQwen3Moe)
     config.experts = model::ExpertsConfig{.count = 8, .per_token = 2, .intermediate_size = 192, .dense_layers = {}};
+  if (family == model::Family::kGemma3) config.sliding_window = model::SlidingWindow{.tokens = 64, .full_layers = {5}};
   return config;
 }
 
@@ -54,6 +55,8 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
       {model::Family::kLlama, 20000, false, true, true, true, true},
       {model::Family::kQwen3Moe, 512, true, false, false, false},
       {model::Family::kQwen3Moe, 512, true, true, false, true},
+      {model::Family::kGemma3, 512, true, false, false, false},
+      {model::Family::kGemma3, 512, true, true, false, true},
   };
   for (const Case& c : cases) {
     model::ModelConfig config = shape(c.family, c.vocabulary, c.tied);

@@ -91,7 +91,8 @@ TEST(Config, ReadsTheOtherFamilies) {
   };
   refuses("attention_bias", true);
   refuses("mlp_bias", true);
-  refuses("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}});
+  refuses("rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2.0}});
+  refuses("rope_scaling", {{"rope_type", "linear"}});
   refuses("rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}});
   refuses("rope_scaling", {{"rope_type", "llama3"},
                            {"factor", 0.0},
@@ -111,14 +112,15 @@ TEST(Config, ArithmeticOfOtherFamiliesIsRefused) {
     ASSERT_FALSE(parsed) << name;
     EXPECT_NE(parsed.error().detail.find(name), std::string::npos) << parsed.error().detail;
   };
-  refuses("sliding_window", 4096);
+  refuses("sliding_window", 0);
   refuses("layer_types", {"full_attention", "sliding_attention"});
+  refuses("layer_types", std::vector<std::string>(16, "chunked_attention"));
   refuses("partial_rotary_factor", 0.5);
   refuses("final_logit_softcapping", 30.0);
   refuses("num_experts", 8);
   refuses("residual_multiplier", 0.22);
   refuses("quantization_config", {{"quant_method", "fp8"}});
-  mistral["layer_types"] = {"full_attention"};
+  mistral["layer_types"] = std::vector<std::string>(16, "full_attention");
   mistral["partial_rotary_factor"] = 1.0;
   mistral["sliding_window"] = mistral["max_position_embeddings"];
   const auto parsed = ModelConfig::from_json(mistral.dump());
@@ -257,7 +259,7 @@ TEST(Config, RefusesUnsupportedModels) {
   refused("model_type", nullptr);
   refused("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});
   refused("attention_bias", true);
-  refused("use_sliding_window", true);
+  refused("use_sliding_window", "yes");
   refused("hidden_act", "gelu");
   refused("torch_dtype", "float16");
 }

@@ -27,12 +27,20 @@ inline ModelConfig small_config(bool tied) {
   return c;
 }
 
-// The same for another family. Llama's rotations keep one frequency, slow one down, and interpolate one. The mixture of
-// experts has a layer with an MLP and two with experts.
+// The same for another family. Gemma's windows are shorter than the tests' texts; its second layer has none. Llama's
+// rotations keep one frequency, slow one down, and interpolate one. The mixture of experts has a layer with an MLP and
+// two with experts.
 inline ModelConfig small_config(Family family, bool tied) {
   ModelConfig c = small_config(tied);
   c.family = family;
   if (family == Family::kLlama) c.rope_scaling = RopeScaling{4, 1, 4, 40};
+  if (family == Family::kGemma3) {
+    c.layers = 3;
+    c.sliding_window = SlidingWindow{.tokens = 5, .full_layers = {1}};
+    c.rope_scaling = RopeScaling{.factor = 3, .is_linear = true};
+    c.local_rope_theta = 30;
+    c.query_scalar = 9;
+  }
   if (family == Family::kQwen3Moe) {
     c.layers = 3;
     c.experts = ExpertsConfig{.count = 5,
@@ -45,13 +53,14 @@ inline ModelConfig small_config(Family family, bool tied) {
   return c;
 }
 
-// init() plus norms that are not 1, so that a wrong or forgotten norm weight shows.
+// init() plus random norms, so that a wrong or forgotten norm weight shows.
 inline std::shared_ptr<Transformer> random_model(const ModelConfig& config, std::uint64_t seed) {
   auto model = init(config, seed).value();
   torch::NoGradGuard no_grad;
   torch::manual_seed(seed);
   for (auto& item : model->named_parameters()) {
-    if (item.value().dim() == 1) item.value().copy_((torch::rand_like(item.value()) + 0.5).to(torch::kBFloat16));
+    const double lowest = config.norms_add_one() ? -0.5 : 0.5;
+    if (item.value().dim() == 1) item.value().copy_((torch::rand_like(item.value()) + lowest).to(torch::kBFloat16));
   }
   return model;
 }

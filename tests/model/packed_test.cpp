@@ -72,8 +72,11 @@ struct HeadShape {
 };
 const HeadShape kHeadShapes[] = {{4, 2, 6}, {8, 4, 64}, {6, 1, 16}, {1, 1, 20}, {2, 2, 128}};
 
+// No window, windows within a block of keys and over several, and one that only the longest texts exceed.
+constexpr std::int64_t kWindows[] = {0, 1, 40, 129, 300};
+
 // Attention with a mask of all pairs of tokens, in fp64.
-Tensor plain_attention(const Tensor& qkv, HeadShape n) {
+Tensor plain_attention(const Tensor& qkv, HeadShape n, std::int64_t window = 0) {
   const Tensor segments = families();
   Tensor ahead = torch::ones({kFamilyTokens, kFamilyTokens}, torch::kBool);
   const auto fields = segments.accessor<std::int64_t, 2>();
@@ -82,6 +85,14 @@ Tensor plain_attention(const Tensor& qkv, HeadShape n) {
     ahead.narrow(0, begin, count).narrow(1, begin, count).copy_(torch::ones({count, count}, torch::kBool).triu(1));
     if (fields[s][2] >= 0)
       ahead.narrow(0, begin, count).narrow(1, fields[fields[s][2]][0], fields[fields[s][2]][1]).zero_();
+  }
+  if (window > 0) {
+    const Tensor positions = torch::empty({kFamilyTokens}, torch::kLong);
+    for (std::int64_t s = 0; s < segments.size(0); ++s) {
+      const std::int64_t first = fields[s][2] >= 0 ? fields[fields[s][2]][1] : 0;
+      positions.narrow(0, fields[s][0], fields[s][1]).copy_(torch::arange(first, first + fields[s][1]));
+    }
+    ahead = ahead.logical_or(positions.unsqueeze(1) - positions.unsqueeze(0) >= window);
   }
   const Tensor q = qkv.narrow(1, 0, n.heads).transpose(0, 1);
   const auto keys = [&](std::int64_t first) {
@@ -96,16 +107,20 @@ TEST(PackedAttention, EveryWayMatchesAPlainFormula) {
   for (const HeadShape n : kHeadShapes) {
     const Tensor x = torch::randn({kFamilyTokens, n.heads + 2 * n.kv_heads, n.dim}, torch::kDouble) * 0.7;
     const Tensor slope = torch::randn({kFamilyTokens, n.heads * n.dim}, torch::kDouble);
-    const Tensor exact = x.clone().requires_grad_(true);
-    const Tensor want = plain_attention(exact, n);
-    want.backward(slope);
-    for (const AttentionMethod method : attention_methods()) {
-      const Tensor fp32 = x.to(torch::kFloat).requires_grad_(true);
-      const Tensor got = attend_packed(fp32, n.heads, n.kv_heads, families(), method);
-      got.backward(slope.to(torch::kFloat));
-      EXPECT_LT(distance(got.to(torch::kDouble), want), 1e-5) << n.dim << " " << static_cast<int>(method);
-      EXPECT_LT(distance(fp32.grad().to(torch::kDouble), exact.grad()), 1e-4)
-          << n.dim << " " << static_cast<int>(method);
+    for (const std::int64_t window : kWindows) {
+      const Tensor exact = x.clone().requires_grad_(true);
+      const Tensor want = plain_attention(exact, n, window);
+      want.backward(slope);
+      for (const AttentionMethod method : attention_methods()) {
+        if (window > 0 && method == AttentionMethod::kFused) continue;
+        const Tensor fp32 = x.to(torch::kFloat).requires_grad_(true);
+        const Tensor got = attend_packed(fp32, n.heads, n.kv_heads, families(), method, window);
+        got.backward(slope.to(torch::kFloat));
+        EXPECT_LT(distance(got.to(torch::kDouble), want), 1e-5)
+            << n.dim << " " << window << " " << static_cast<int>(method);
+        EXPECT_LT(distance(fp32.grad().to(torch::kDouble), exact.grad()), 1e-4)
+            << n.dim << " " << window << " " << static_cast<int>(method);
+      }
     }
   }
 }
@@ -171,12 +186,14 @@ INSTANTIATE_TEST_SUITE_P(Sets, TrainingKernelTest, testing::Values("avx512", "av
 
 TEST_P(TrainingKernelTest, Attention) {
   const auto* const segments = reinterpret_cast<const Segment*>(families().data_ptr<std::int64_t>());
-  for (const HeadShape n : kHeadShapes) {
+  for (std::size_t i = 0; i < 2 * std::size(kHeadShapes); ++i) {
+    const HeadShape n = kHeadShapes[i / 2];
+    const std::int64_t window = i % 2 == 0 ? 0 : kWindows[1 + i / 2 % (std::size(kWindows) - 1)];
     const std::int64_t group = n.heads / n.kv_heads, all_heads = n.heads + 2 * n.kv_heads;
     const Tensor x = torch::randn({kFamilyTokens, all_heads, n.dim}) * 0.7,
                  slope = torch::randn({kFamilyTokens, n.heads * n.dim});
     const Tensor exact = x.to(torch::kDouble).requires_grad_(true);
-    const Tensor want = plain_attention(exact, n);
+    const Tensor want = plain_attention(exact, n, window);
     want.backward(slope.to(torch::kDouble));
     const Tensor out = torch::full_like(slope, NAN), sums = torch::full({kFamilyTokens, n.heads}, NAN),
                  d = torch::full_like(x, NAN);
@@ -188,7 +205,8 @@ TEST_P(TrainingKernelTest, Attention) {
                                  head_data(x, n.heads + n.kv_heads + kv),
                                  all_heads * n.dim,
                                  group,
-                                 n.dim};
+                                 n.dim,
+                                 window};
         float* const sum = sums.data_ptr<float>() + kv * group;
         set->attend(head, segments + first, count, head_data(out, kv * group), n.heads * n.dim, sum, n.heads);
         set->attend_backward(head, segments + first, count, head_data(out, kv * group), head_data(slope, kv * group),
@@ -268,7 +286,7 @@ TEST_P(TrainingKernelTest, ScoresOverAVocabulary) {
 class PackedScores : public testing::TestWithParam<std::tuple<Family, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Families, PackedScores,
                          testing::Combine(testing::Values(Family::kQwen3, Family::kQwen3Moe, Family::kQwen2,
-                                                          Family::kLlama, Family::kMistral),
+                                                          Family::kLlama, Family::kMistral, Family::kGemma3),
                                           testing::Bool()),
                          [](const auto& p) {
                            return fmt::format("{}_{}", family_name(std::get<0>(p.param)),

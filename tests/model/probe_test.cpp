@@ -59,12 +59,14 @@ TEST(ProbePolicy, GivesTheLogProbabilitiesOfTheText) {
 
 // The families, tied and untied.
 TEST(ProbePolicy, RunsEveryFamily) {
-  for (const Family family : {Family::kQwen3, Family::kQwen3Moe, Family::kQwen2, Family::kLlama, Family::kMistral})
+  for (const Family family :
+       {Family::kQwen3, Family::kQwen3Moe, Family::kQwen2, Family::kLlama, Family::kMistral, Family::kGemma3})
     for (const bool tied : {true, false}) {
       ModelConfig c;
       c.family = family;
       if (family == Family::kQwen3Moe)
         c.experts = ExpertsConfig{.count = 4, .per_token = 2, .intermediate_size = 32, .dense_layers = {}};
+      if (family == Family::kGemma3) c.sliding_window = SlidingWindow{.tokens = 3, .full_layers = {1}};
       c.vocab_size = 100;
       c.hidden_size = 32;
       c.intermediate_size = 64;

@@ -15,7 +15,7 @@ class Shapes : public testing::TestWithParam<std::tuple<Family, bool>> {
 };
 INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes,
                          testing::Combine(testing::Values(Family::kQwen3, Family::kQwen3Moe, Family::kQwen2,
-                                                          Family::kLlama, Family::kMistral),
+                                                          Family::kLlama, Family::kMistral, Family::kGemma3),
                                           testing::Bool()),
                          [](const auto& p) {
                            return fmt::format("{}_{}", family_name(std::get<0>(p.param)),
@@ -86,7 +86,7 @@ TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
       if (!may_be_unused(name)) {
         EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
       }
-      EXPECT_LE(distance(recomputed.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
+      EXPECT_LE(distance(recomputed.at(name), want), 2e-5 * want.abs().max().item<double>()) << name;
     }
   }
 }

@@ -222,9 +222,10 @@ TEST_F(Folder, RoundTripIsExact) {
 }
 
 TEST_F(Folder, EveryFamilyComesBackFromShards) {
-  for (const Family family : {Family::kQwen2, Family::kLlama}) {
-    ModelConfig config = character_config(family == Family::kLlama);
+  for (const Family family : {Family::kQwen2, Family::kLlama, Family::kGemma3}) {
+    ModelConfig config = character_config(family != Family::kQwen2);
     config.family = family;
+    if (family == Family::kGemma3) config.sliding_window = SlidingWindow{.tokens = 7, .full_layers = {1}};
     if (family == Family::kLlama) config.rope_scaling = RopeScaling{};
     const auto model = random_model(config, 40);
     const fs::path folder = folder_ / family_name(family);
@@ -237,7 +238,8 @@ TEST_F(Folder, EveryFamilyComesBackFromShards) {
     EXPECT_TRUE(same_weights(*model, *loaded->transformer));
     const auto parameters = model->named_parameters();
     EXPECT_EQ(parameters.contains("model.layers.1.self_attn.k_proj.bias"), family == Family::kQwen2);
-    EXPECT_FALSE(parameters.contains("model.layers.1.self_attn.k_norm.weight"));
+    EXPECT_EQ(parameters.contains("model.layers.1.self_attn.k_norm.weight"), family == Family::kGemma3);
+    EXPECT_EQ(parameters.contains("model.layers.1.pre_feedforward_layernorm.weight"), family == Family::kGemma3);
   }
 }
 
