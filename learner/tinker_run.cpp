@@ -5,7 +5,6 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "base/private_file.hpp"
 #include "base/text.hpp"
 #include "learner/external/source.hpp"
 
@@ -84,11 +83,7 @@ void TinkerRun::stop(const std::string& reason) {
 bool TinkerRun::is_last_step_done(const Parts& parts) const { return parts.journal.step() >= run_.config.run.steps; }
 
 Status TinkerRun::keep_alive(const Parts& parts, const std::string& phase) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(parts.journal.record().folder() / "lock", ignored))
-    return fail(Code::kIo, "run",
-                "{} was deleted or moved during the run, so the run ends and its machines are released",
-                parts.journal.record().folder().string());
+  ECHO_TRY(parts.journal.record().check_folder());
   parts.write_status(phase);
   return parts.fleet.check_budget();
 }
@@ -133,8 +128,7 @@ Status TinkerRun::execute(const Parts& parts, tinker::DueOperation due) {
     link_.futures().answer(due.id, *std::move(answer));
   else
     link_.futures().fail(due.id, answer.error());
-  if (has_failed_) return run_error_;
-  return ok();
+  return run_error_ ? Status(*run_error_) : ok();
 }
 
 Result<DatumTrainer*> TinkerRun::trainer(const Parts& parts) const {
@@ -152,10 +146,8 @@ Result<Answer> TinkerRun::create_model(const Parts& parts, const tinker::DueOper
     ECHO_TRY(datum_trainer->begin_adapter(create.seed));
     parts.journal.set_step(parts.policy_source.steps());
   }
-  link_.set_model(due.model, due.session, base_model_);
-  loss_sum_ = 0;
-  examples_ = 0;
-  train_time_ = {};
+  link_.set_model(due.model, due.session);
+  since_step_ = {};
   parts.journal.record().append_event("client_model", {{"model", due.model}, {"step", parts.journal.step()}});
   log::info("a Tinker client trains model {}", due.model);
   return json_answer({{"type", "create_model"}, {"model_id", due.model}});
@@ -166,10 +158,10 @@ Result<Answer> TinkerRun::train(const Parts& parts, const DatumBatch& batch) {
   parts.write_status("training");
   const TimePoint began_at = run_.clock.now();
   ECHO_ASSIGN(const DatumResult result, datum_trainer->forward_backward(batch));
-  train_time_ += run_.clock.now() - began_at;
+  since_step_.train_time += run_.clock.now() - began_at;
   if (!batch.forward_only) {
-    loss_sum_ += result.loss_sum;
-    examples_ += batch.data.size();
+    since_step_.loss += result.loss_sum;
+    since_step_.examples += batch.data.size();
   }
   return tinker::forward_backward_answer(batch, result);
 }
@@ -186,23 +178,21 @@ Result<Answer> TinkerRun::optim_step(const Parts& parts, const tinker::OptimStep
     return fail(Code::kCorrupt, "optim_step",
                 "the gradient is not finite, so the weights are unchanged and the gradient is dropped");
   const TimePoint ended_at = run_.clock.now();
-  train_time_ += ended_at - began_at;
+  since_step_.train_time += ended_at - began_at;
   journal.set_step(parts.policy_source.steps());
-  link_.on_step();
   json row = {{"step", journal.step()},
-              {"loss", loss_sum_},
-              {"examples", examples_},
+              {"loss", since_step_.loss},
+              {"examples", since_step_.examples},
               {"gradient_norm", report.gradient_norm},
               {"learning_rate", step.adam.learning_rate},
-              {"train_seconds", seconds(train_time_)},
-              {"wait_seconds", seconds(ended_at - step_began_at_ - train_time_)},
+              {"train_seconds", seconds(since_step_.train_time)},
+              {"wait_seconds", seconds(ended_at - step_began_at_ - since_step_.train_time)},
               {"step_seconds", seconds(ended_at - step_began_at_)}};
   journal.record().append_metric("step", std::move(row));
   if (provisioner::FleetDriver* fleet = parts.fleet.driver())
-    fleet->on_step_measured(ended_at - step_began_at_, run_.config.run.steps - journal.step());
-  loss_sum_ = 0;
-  examples_ = 0;
-  train_time_ = {};
+    fleet->on_step_measured(
+        {.step_time = ended_at - step_began_at_, .steps_left = run_.config.run.steps - journal.step()});
+  since_step_ = {};
   step_began_at_ = ended_at;
   const auto finish_step = [&]() -> Status {
     if (journal.step() % run_.config.learner.checkpoint_every == 0)
@@ -210,10 +200,7 @@ Result<Answer> TinkerRun::optim_step(const Parts& parts, const tinker::OptimStep
     ECHO_TRY(parts.policy_source.on_step_end());
     return journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); });
   };
-  if (Status finished = finish_step(); !finished) {
-    has_failed_ = true;
-    run_error_ = finished.error();
-  }
+  if (Status finished = finish_step(); !finished) run_error_ = finished.error();
   return json_answer({{"metrics", {{"gradient_norm:mean", report.gradient_norm}}}});
 }
 
@@ -241,7 +228,7 @@ Result<Answer> TinkerRun::save_weights(const Parts& parts, const tinker::DueOper
                 folder.parent_path().string());
   ECHO_TRY(make_folders(folder.parent_path()));
   ECHO_TRY(datum_trainer->save_state(folder));
-  return json_answer({{"type", "save_weights"}, {"path", fmt::format("tinker://{}/weights/{}", due.model, save.name)}});
+  return json_answer({{"type", "save_weights"}, {"path", tinker::to_text({due.model, save.name}, "weights")}});
 }
 
 Result<Answer> TinkerRun::load_weights(const Parts& parts, const tinker::DueOperation& due,
@@ -256,7 +243,7 @@ Result<Answer> TinkerRun::load_weights(const Parts& parts, const tinker::DueOper
   ECHO_TRY(datum_trainer->load_state(folder, load.optimizer));
   parts.journal.set_step(parts.policy_source.steps());
   const auto current = link_.model();
-  if (!current || current->id != due.model) link_.set_model(due.model, due.session, base_model_);
+  if (!current || current->id != due.model) link_.set_model(due.model, due.session);
   return json_answer({{"type", "load_weights"}, {"path", load.path}, {"model_id", due.model}});
 }
 
@@ -288,9 +275,8 @@ Result<Answer> TinkerRun::save_for_sampler(const Parts& parts, const tinker::Due
                                            const tinker::SaveForSampler& save) {
   const Result<bool> is_published = publish(parts);
   if (!is_published) {
-    has_failed_ = true;
     run_error_ = is_published.error();
-    return is_published.error();
+    return *run_error_;
   }
   if (!*is_published) return fail(Code::kUnavailable, "save_weights_for_sampler", "the run is being stopped");
   json body{{"type", "save_weights_for_sampler"}};

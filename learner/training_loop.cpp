@@ -17,15 +17,6 @@ using nlohmann::json;
 
 constexpr Duration kPoll = std::chrono::milliseconds(200);  // how often a wait checks whether the run must stop
 
-// An error if the run's folder was deleted or moved. Nothing of the run can be stored then, and its machines cost
-// money.
-Status check_folder(const RunRecord& record) {
-  std::error_code ignored;
-  if (std::filesystem::exists(record.folder() / "lock", ignored)) return ok();
-  return fail(Code::kIo, "run", "{} was deleted or moved during the run, so the run ends and its machines are released",
-              record.folder().string());
-}
-
 }  // namespace
 
 Result<bool> TrainingLoop::run() {
@@ -79,7 +70,7 @@ Result<bool> TrainingLoop::wait_until_published() {
     ECHO_ASSIGN(const bool published, parts_.publisher.wait_until_published(kPoll));
     if (published) return true;
     if (run_.stop) return false;
-    ECHO_TRY(check_folder(parts_.journal.record()));
+    ECHO_TRY(parts_.journal.record().check_folder());
     parts_.write_status("publishing");
   }
 }
@@ -101,7 +92,7 @@ Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
   TimePoint no_worker_since = kNever;
   while (!run_.stop) {
     auto batch = parts_.rollout_desk.wait_batch(step, kPoll);
-    ECHO_TRY(check_folder(parts_.journal.record()));
+    ECHO_TRY(parts_.journal.record().check_folder());
     if (!batch) return end_with_checkpoint(std::move(batch).error());
     parts_.write_status("training");
     if (*batch) return batch;
@@ -180,8 +171,11 @@ Result<bool> TrainingLoop::train_one_step() {
   journal.status().add_step(row.at("reward_mean"), batch_ready_at - began_at, ended_at - began_at);
   if (fleet) {
     const std::uint64_t steps_left = run_.config.run.steps - step;  // run() calls this only while steps are left
+    ECHO_ASSIGN(const DeskCounts counts, parts_.rollout_desk.counts());
     // A wait for the disk says nothing about the learner's speed.
-    fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait(), steps_left);
+    fleet->on_step_measured({.step_time = ended_at - batch_ready_at - journal.take_disk_wait(),
+                             .steps_left = steps_left,
+                             .rollouts_waiting = counts.buffer.admissible_trajectories});
   }
   json staleness_counts = json::object();
   for (const auto& [staleness, count] : trajectories_by_staleness) staleness_counts[std::to_string(staleness)] = count;

@@ -12,6 +12,7 @@ namespace {
 constexpr int kBisections = 46;          // narrow the first interval to about 1e-14 of its width
 constexpr int kRounds = 8;               // most times that cost_bound() adds candidates to the list
 constexpr std::size_t kAddedMax = 2000;  // most candidates that it adds at a time
+
 constexpr double kRounding = 1e-12;      // relative tolerance of sums of rates
 constexpr std::size_t kSharersMax = 16;  // if a machine has at most this many useful offers, every set of them is tried
 

@@ -272,7 +272,6 @@ void FleetCore::on(const fleet::Joined& e) {
   if (machine->state == MachineState::kDraining) emit(fleet::Drain{e.worker, machine->why});
   if (machine->state != MachineState::kBooting) return;
   change_state(*machine, MachineState::kWorking);
-  pace_.join_times.add(time_.now - machine->requested_at);
   offer_book_.record_success(e.offer);
 }
 
@@ -296,6 +295,7 @@ void FleetCore::on(const fleet::Heartbeat& e) {
   record_progress(*machine);
   const double busy_s = std::exchange(machine->unsubmitted_busy_s, 0);
   const bool is_first_result = !std::exchange(machine->has_results, true);
+  if (is_first_result) pace_.start_times.add(time_.now - machine->requested_at);
   // Until the first results the worker only begins responses, so these seconds say nothing about its rate.
   if (is_first_result || busy_s == 0) return;
   auto& samples = machine->samples;
@@ -399,6 +399,7 @@ void FleetCore::on(const fleet::LearnerWaiting& e) { pace_.learner_idle.set_wait
 void FleetCore::on(const fleet::StepMeasured& e) {
   pace_.step_times.add(e.step_time);
   pace_.steps_left = e.steps_left;
+  if (e.rollouts_waiting) pace_.stock.add(static_cast<double>(*e.rollouts_waiting), time_.now);
   update_target();
 }
 

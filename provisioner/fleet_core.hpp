@@ -54,6 +54,10 @@ inline constexpr double kIdleShareForRelease = 0.01;
 // Spare capacity of a resized fleet, as a share of the needed capacity. Machines are released if the spare capacity is
 // at least twice as much.
 inline constexpr double kSpareShare = 0.02;
+// The fleet may be so small that the stock of finished rollouts is used up within this time.
+inline constexpr Duration kStockTime = std::chrono::hours(1);
+// Machines are rented while the stock lasts for this many times the time that a machine takes until its first results.
+inline constexpr int kStartTimesOfStock = 2;
 // The window for the used capacity; kStepsInUseWindow steps if that is longer.
 inline constexpr Duration kUseWindow = std::chrono::minutes(5);
 inline constexpr int kStepsInUseWindow = 5;
@@ -207,6 +211,8 @@ struct LearnerWaiting {
 struct StepMeasured {
   Duration step_time{};
   std::optional<std::uint64_t> steps_left = {};  // of the run; absent: unknown
+  // Rollouts that are ready for the next steps; absent: unknown, as for rollouts that an external client requests.
+  std::optional<std::uint64_t> rollouts_waiting = {};
 };
 // A publication has reached the workers.
 struct BroadcastMeasured {
@@ -449,6 +455,7 @@ class FleetCore {
   void rent_wanted();
   void fill_shortfall();
   double missing_rollouts_per_s() const;
+  double missing_before_stock_is_used_up() const;
   double rent_cheapest(double missing_rollouts_per_s, double usd_per_hour_max, bool replaces);
   bool is_too_late_to_rent() const;
   void release_surplus();
@@ -477,8 +484,15 @@ class FleetCore {
   Duration idle_window() const;
   double idle_fraction() const;
   Duration use_window() const;
-  // The capacity that the learner needs, with kSpareShare. Absent while it is not known or the learner waits.
+  std::optional<Duration> time_left() const;  // of the run; absent: unknown
+  // The capacity with which the stock of finished rollouts would neither grow nor shrink. Absent until it was measured.
+  std::optional<double> needed_rollouts_per_s() const;
+  // The contribution of the stock if it is used up within this time, or by the end of the run if that is sooner.
+  double stock_rollouts_per_s(Duration time) const;
+  // The needed capacity with kSpareShare, less the stock's contribution. Absent while it is not known or the learner
+  // waits.
   std::optional<double> sufficient_rollouts_per_s() const;
+  double rollouts_per_s_for_last_steps() const;
   std::string numbers_text() const;
 
   FleetRules rules_;

@@ -13,9 +13,11 @@ namespace {
 
 constexpr std::size_t kPoolMax = 512;                       // offers considered for a choice, the cheapest per rollout
 constexpr Duration kSearchPause = std::chrono::seconds(1);  // between searches if no offer could be rented
+
 // A worker without results counts as stalled only if its share of the fleet's output would be this number of groups.
 constexpr double kGroupsBeforeStalled = 8;
 constexpr double kStalledShare = 0.1;  // the host of a stalled worker then counts with this share of its promised rate
+
 constexpr double kRounding = 1e-9;     // relative tolerance of sums of prices
 constexpr int kStepsInIdleWindow = 3;  // the idle window has this many learner steps, and at least rules::kIdleWindow
 // If the learner waits for a larger share of its time, this share counts, so that the capacity at most doubles at once.
@@ -103,12 +105,42 @@ Duration FleetCore::use_window() const {
   return std::max<Duration>(rules::kStepsInUseWindow * step_time(), rules::kUseWindow);
 }
 
-// At least M* is needed, even if less is used: while the learner uses up its stock, workers lack work for a while.
-std::optional<double> FleetCore::sufficient_rollouts_per_s() const {
+// At least one step.
+std::optional<Duration> FleetCore::time_left() const {
+  if (!pace_.steps_left) return std::nullopt;
+  return static_cast<Duration::rep>(std::max<std::uint64_t>(*pace_.steps_left, 1)) * step_time();
+}
+
+// Without a known stock at least M* counts as needed: while an unseen stock is used up, workers lack work that they
+// will need again.
+std::optional<double> FleetCore::needed_rollouts_per_s() const {
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
+  if (!used) return std::nullopt;
+  const auto stock_growth = pace_.stock.growth_per_s(use_window());
+  return stock_growth ? std::max(0.0, *used - *stock_growth) : std::max(*used, target_.required_rollouts_per_s);
+}
+
+// The next batch is kept: the learner waits once less is left.
+double FleetCore::stock_rollouts_per_s(Duration time) const {
+  const double stock = pace_.stock.least(use_window()).value_or(0);
+  const Duration used_within = std::min<Duration>(time, time_left().value_or(time));
+  return std::max(0.0, stock - rules_.pace.rollouts_per_step) / seconds(used_within);
+}
+
+std::optional<double> FleetCore::sufficient_rollouts_per_s() const {
+  const auto needed = needed_rollouts_per_s();
   const double idle = pace_.learner_idle.idle_fraction(use_window(), /*history_min=*/rules::kShortfallMin, time_.now);
-  if (!used || idle > rules::kIdleShareForRelease) return std::nullopt;
-  return (1 + rules::kSpareShare) * std::max(*used, target_.required_rollouts_per_s);
+  if (!needed || idle > rules::kIdleShareForRelease) return std::nullopt;
+  return std::max(0.0, (1 + rules::kSpareShare) * *needed - stock_rollouts_per_s(rules::kStockTime));
+}
+
+// The capacity that generates what the stock lacks for the rest of the run. M* if that is not known.
+double FleetCore::rollouts_per_s_for_last_steps() const {
+  const auto left = time_left();
+  const auto stock = pace_.stock.newest();
+  if (!left || !stock) return target_.required_rollouts_per_s;
+  const double rollouts_left = static_cast<double>(*pace_.steps_left) * rules_.pace.rollouts_per_step;
+  return std::max(0.0, rollouts_left - *stock) / seconds(*left);
 }
 
 std::string FleetCore::numbers_text() const {
@@ -479,14 +511,13 @@ double FleetCore::usd_per_hour_max_without_loss() const {
 // A machine that would join after the run's last step is useless. But a fleet that has lost most of its machines may
 // need it to reach that step at all.
 bool FleetCore::is_too_late_to_rent() const {
-  if (!pace_.steps_left) return false;
-  const Duration time_left = static_cast<Duration::rep>(*pace_.steps_left) * step_time();
-  return time_left < pace_.join_times.median_or(Duration{}) &&
-         totals().working_rollouts_per_s >= target_.required_rollouts_per_s / 2;
+  const auto left = time_left();
+  return left && *left < pace_.start_times.median_or(Duration{}) &&
+         totals().working_rollouts_per_s >= rollouts_per_s_for_last_steps() / 2;
 }
 
-// Replaces the lost rate, as far as the remaining machines do not suffice. Rents more only if the learner waits,
-// because otherwise the fleet is fast enough, whatever rates were measured.
+// Replaces the lost rate, as far as the remaining machines do not suffice. Rents more only if the learner waits or the
+// stock is nearly used up, because otherwise the fleet is fast enough, whatever rates were measured.
 void FleetCore::fill_shortfall() {
   const double gap = target_.provisioned_rollouts_per_s - totals().expected_rollouts_per_s;
   if (gap <= target_.provisioned_rollouts_per_s * rules::kDeadband) {
@@ -512,12 +543,23 @@ void FleetCore::fill_shortfall() {
     rent_cheapest(missing_rate, usd_per_hour_max_without_loss(), /*replaces=*/false);
 }
 
+// A machine that is rented when the stock is used up has its first results too late. 0 if the fleet suffices for the
+// rest of the run, or the stock lasts long enough, or is not known.
+double FleetCore::missing_before_stock_is_used_up() const {
+  const auto needed = needed_rollouts_per_s();
+  const double expected_rate = totals().expected_rollouts_per_s;
+  if (!needed || !pace_.stock.growth_per_s(use_window()) || expected_rate >= rollouts_per_s_for_last_steps()) return 0;
+  const Duration start_time = rules::kStartTimesOfStock * pace_.start_times.median_or(rules_.fleet.join_timeout);
+  if (expected_rate + stock_rollouts_per_s(start_time) > (1 - rules::kSpareShare) * *needed) return 0;
+  return std::max(0.0, (1 + rules::kSpareShare) * *needed - stock_rollouts_per_s(rules::kStockTime) - expected_rate);
+}
+
 // The capacity with which the learner would not wait, less the expected capacity of the fleet. 0 if the learner does
 // not wait. If it waits although the fleet has M* and no machine is joining, M* is too low. Joining replacements do not
 // count, because a large fleet always has some.
 double FleetCore::missing_rollouts_per_s() const {
   const double idle = idle_fraction(), expected_rate = totals().expected_rollouts_per_s;
-  if (idle < rules::kIdleShareMin) return 0;
+  if (idle < rules::kIdleShareMin) return missing_before_stock_is_used_up();
   const auto used = pace_.used_capacity.rollouts_per_s(use_window(), time_.now);
   if (!used) return target_.provisioned_rollouts_per_s - expected_rate;
   double needed = target_.required_rollouts_per_s;
@@ -532,12 +574,22 @@ double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_ho
   shortfall_.exhausted = chosen.empty();
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
-    std::string troubles;
-    for (const auto& [provider, why] : offer_book_.blocked()) troubles += fmt::format(" ({}: {})", provider, why);
-    note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
+    std::string why = "no offer is left that may be rented";
+    if (usd_per_hour_max < kAnyPrice && !choose_offers(missing_rollouts_per_s, kAnyPrice).empty())
+      why = fmt::format(
+          "every offer that is left would raise the fleet's price above ${:.4g} an hour, which is the "
+          "plan's with its headroom; fleet.usd_per_hour_max can allow more",
+          usd_per_hour_max);
+    for (const auto& [provider, trouble] : offer_book_.blocked()) why += fmt::format(" ({}: {})", provider, trouble);
+    note_once("short", "", fmt::format("{}; {}", why, numbers_text()));
     return 0;
   }
-  const std::string why = fmt::format("{}: {}", replaces ? "a machine was lost" : "the learner waits", numbers_text());
+  const std::string why =
+      fmt::format("{}: {}",
+                  replaces                                 ? "a machine was lost"
+                  : idle_fraction() < rules::kIdleShareMin ? "the finished rollouts are nearly used up"
+                                                           : "the learner waits",
+                  numbers_text());
   double rate = 0;
   for (const std::string& id : chosen) {
     if (rate >= missing_rollouts_per_s) break;
@@ -560,7 +612,7 @@ void FleetCore::release_surplus() {
   surplus_->rollouts_per_s_min = std::min(surplus_->rollouts_per_s_min, surplus);
   if (time_.now - surplus_->since < std::max<Duration>(rules::kSurplusMin, idle_window())) return;
   double unneeded_rate = std::exchange(surplus_, std::nullopt)->rollouts_per_s_min;
-  while (true) {
+  while (totals().working > 1) {  // the last worker stays: a group may fail and be generated again
     Machine* const dearest = machines_.find_most_expensive(traffic_scale(), [&](const Machine& machine) {
       return machine.state == MachineState::kWorking && machine.rollouts_per_s() <= unneeded_rate;
     });

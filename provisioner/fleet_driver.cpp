@@ -16,11 +16,13 @@ namespace {
 constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;    // inputs that wait for the fleet's thread; further ones are dropped
 constexpr std::size_t kInputsAtOnce = 4096;  // inputs handled before the providers are polled again
+
 constexpr Duration kStopGrace = std::chrono::seconds(5);         // between the request to end and a forced end
 constexpr Duration kSpendingInterval = std::chrono::seconds(1);  // between two reports of the money spent to FleetCore
 // Interval of listings that look for instances that the ledger lacks. An instance that two successive listings show is
 // stopped.
 constexpr Duration kRunListingInterval = std::chrono::seconds(30);
+
 // How long close_all() waits for the next instance to end: local ones, remote ones, remote ones without a valid key.
 constexpr Duration kPatienceLocal = kStopGrace + std::chrono::seconds(2), kPatienceRemote = std::chrono::minutes(5);
 constexpr Duration kPatienceWithoutKey = std::chrono::seconds(30);

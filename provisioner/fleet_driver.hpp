@@ -71,9 +71,7 @@ class FleetDriver {
   // its receivers confirm.
   void on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered);
   void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
-  void on_step_measured(Duration step_time, std::uint64_t steps_left) {
-    notify(fleet::StepMeasured{step_time, steps_left});
-  }
+  void on_step_measured(const fleet::StepMeasured& step) { notify(step); }
   // `install_time`: the workers' median pause to install a policy; absent: not known.
   void on_broadcast_measured(Duration broadcast_time, Bytes payload, std::optional<Duration> install_time) {
     notify(fleet::BroadcastMeasured{broadcast_time, payload, install_time});

@@ -20,6 +20,7 @@ using nlohmann::json;
 constexpr int kPriceSteps = 14;           // halvings of the interval in which a price limit lies
 constexpr double kPriceMultipleMax = 16;  // an offer that is rented at this multiple of its price has no price limit
 constexpr double kPriceMin = 0.01;        // $ per hour, so that a free offer also has a price to multiply
+
 constexpr std::size_t kSuggestedIdsMax = 5000;  // ids that a misspelt id is compared with
 
 // Characters in a line of a table, on a screen of this width or an unknown one.

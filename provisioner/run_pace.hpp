@@ -123,12 +123,58 @@ class UsedCapacityMeter {
   TimePoint counted_until_{};  // the last call of add_capacity()
 };
 
+// Measures the stock of rollouts that are finished and not yet trained on.
+class StockMeter {
+ public:
+  void add(double rollouts, TimePoint now) {
+    samples_.push_back({.at = now, .rollouts = rollouts});
+    // A sample is needed until the samples after it cover the longest window.
+    while (samples_.size() > 2 && now - samples_[1].at >= kPaceWindowMax) samples_.pop_front();
+    if (samples_.size() > kSamplesMax) samples_.pop_front();
+  }
+  // Over at least about the last `window`; negative if the stock shrinks. Absent until that much time was measured.
+  std::optional<double> growth_per_s(Duration window) const {
+    const std::optional<std::size_t> first = first_of(window);
+    if (!first) return std::nullopt;
+    const Sample &from = samples_[*first], &to = samples_.back();
+    return (to.rollouts - from.rollouts) / seconds(to.at - from.at);
+  }
+  std::optional<double> newest() const {
+    return samples_.empty() ? std::nullopt : std::optional(samples_.back().rollouts);
+  }
+  // The least stock in that time.
+  std::optional<double> least(Duration window) const {
+    const std::optional<std::size_t> first = first_of(window);
+    if (!first) return std::nullopt;
+    double rollouts = samples_.back().rollouts;
+    for (std::size_t i = *first; i < samples_.size(); ++i) rollouts = std::min(rollouts, samples_[i].rollouts);
+    return rollouts;
+  }
+
+ private:
+  static constexpr std::size_t kSamplesMax = 4096;
+  struct Sample {
+    TimePoint at;
+    double rollouts = 0;
+  };
+  // The latest sample that is at least `window` older than the last one.
+  std::optional<std::size_t> first_of(Duration window) const {
+    window = std::min<Duration>(window, kPaceWindowMax);
+    for (std::size_t i = samples_.size(); i-- > 0;)
+      if (samples_.back().at - samples_[i].at >= window && i + 1 < samples_.size()) return i;
+    return std::nullopt;
+  }
+  std::deque<Sample> samples_;
+};
+
 // All measurements of a run's pace.
 struct RunPace {
-  MedianMeter<Duration> step_times, broadcast_times, install_times, join_times;  // join: from the request to the join
+  MedianMeter<Duration> step_times, broadcast_times, install_times;
+  MedianMeter<Duration> start_times;  // from the request of a machine to the first results of its worker
   MedianMeter<Bytes> payloads;
   IdleMeter learner_idle;
   UsedCapacityMeter used_capacity;
+  StockMeter stock;
   std::optional<std::uint64_t> steps_left;  // of the run
 };
 

@@ -22,28 +22,33 @@ using State = WorkerState;
 constexpr std::size_t kNoWorker = 0;  // in events that concern no worker
 // Ticks call the fleet core and the desk. Their interval is one second per this many machines: 5 s for 10,000.
 constexpr std::size_t kMachinesPerTickSecond = 2000;
-constexpr std::size_t kCheckedWorkersMax = 256;    // with more workers, lost ones included, ticks check no invariants
-constexpr double kGroupsHeldMax = 1024;            // per worker, by RunScenario::work_ahead
-constexpr std::uint64_t kMachineStream = 32;       // random stream of the seed
-constexpr std::size_t kAwaitingLongestMax = 64;    // per worker: groups that lack only their longest response
-constexpr double kNoWorkersSecondsMax = 6 * 3600;  // without a working worker; then the run ends
+constexpr std::size_t kCheckedWorkersMax = 256;  // with more workers, lost ones included, ticks check no invariants
+
+constexpr double kGroupsHeldMax = 1024;          // per worker, by RunScenario::work_ahead
+constexpr std::uint64_t kMachineStream = 32;     // random stream of the seed
+constexpr std::size_t kAwaitingLongestMax = 64;  // per worker: groups that lack only their longest response
+
+constexpr double kNoWorkersSecondsMax = 6 * 3600;                   // without a working worker; then the run ends
 constexpr double kWaitSecondsMax = 24 * 3600, kWaitStepsMax = 100;  // for one batch; the longer time holds
 constexpr std::size_t kWorkersMax = 2'000'000;                      // in a run, lost ones included
 
 enum EventKind : std::uint32_t {
   kTick,
-  kJoins,          // a machine has booted and its worker joins
-  kPartArrives,    // a part of a newcomer's first policy
-  kSynced,         // a newcomer has installed its first policy
+  kJoins,        // a machine has booted and its worker joins
+  kPartArrives,  // a part of a newcomer's first policy
+  kSynced,       // a newcomer has installed its first policy
+
   kGenerated,      // the group's tokens are generated, except perhaps for its longest response
   kGroupComplete,  // the group's longest response is complete
   kDelivered,      // a publication has arrived at the worker
   kInstalled,      // the worker has installed a policy
+
   kLossAnnounced,  // the provider announces the machine's end
   kDies,           // the machine is lost
   kHangs,          // the worker falls silent, but its machine still costs
   kLossNoticed,    // the learner notices a worker's death
   kHungGivenUp,    // a hung worker was away for too long
+
   kTrained,        // a learner step ends
   kEncoded,        // a publication can be sent
   kLinksFree,      // the learner's links have sent a publication
@@ -709,7 +714,9 @@ class Simulation {
     steps_.set_phase(LearnerPhase::kWaiting);
     desk_.on_trained_batch(std::exchange(steps_.batch, {}), now_);
     steps_.wait_began_s = now_;
-    notify_fleet(fleet::StepMeasured{from_seconds(steps_.row.train_s), *scenario_.pacing.steps_total - desk_.step()});
+    notify_fleet(fleet::StepMeasured{.step_time = from_seconds(steps_.row.train_s),
+                                     .steps_left = *scenario_.pacing.steps_total - desk_.step(),
+                                     .rollouts_waiting = desk_.rollouts_waiting()});
     // Workers that wait for work show the fleet core that it has more capacity than work.
     const bool has_no_room = desk_.has_no_room(Version{outbox_.newest_sent}, now_);
     for (const auto& [place, worker_index] : workers_.idle())

@@ -219,26 +219,31 @@ struct VastProvider::Impl {
   VastOptions options;
   HttpClient http;
   std::array<RequestQueue, kEndpoints> queues;
-  std::map<std::int64_t, Rented> rented;                      // by contract, without instances that are being destroyed
-  std::map<std::string, double> bids;                         // the bids of pending creates per hour, by label
+  std::map<std::int64_t, Rented> rented;  // by contract, without instances that are being destroyed
+  std::map<std::string, double> bids;     // the bids of pending creates per hour, by label
+
   std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract: the callers to inform
   std::deque<std::int64_t> to_destroy;                        // contracts in `destroying` without a request
   std::set<std::int64_t> seen;                 // contracts known to be of this account: rented here, or listed
   std::set<std::int64_t> must_destroy_singly;  // contracts that a request for several did not destroy
   bool destroys_together = true;               // until the service refuses a request for several
+
   std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // functions to call, each with the earliest time
   std::vector<ProviderEvent> events;
+
   TimePoint now{}, next_watch_at{};
   std::vector<std::function<void(const Listing&)>> listing_callers;  // wait for the next listing
   bool is_listing = false;
+
   AccountChanged account;  // as reported last
   // Why nothing can be rented: a refused key, no credit left, or no answer for kAnswerlessMax.
   enum class Trouble { kNone, kKey, kCredit, kSilence } trouble = Trouble::kNone;
   TimePoint next_account_at{kNever};      // when the credit is read next; set by the first create
   bool reads_account = false;             // a request for the account's credit is in progress
   std::optional<TimePoint> silent_since;  // the first lost request since the last answer; absent: none was lost
-  bool watching = false;                  // the watch's listing is in progress
-  bool failure_logged = false;            // a failure was logged since the last request that succeeded
+
+  bool watching = false;        // the watch's listing is in progress
+  bool failure_logged = false;  // a failure was logged since the last request that succeeded
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
     options.url = without_trailing_slashes(options.url);

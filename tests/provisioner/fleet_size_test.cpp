@@ -221,27 +221,105 @@ TEST_F(Fleet, AFalseClaimOfLackingWorkReleasesNoOther) {
   EXPECT_THAT(noted("released"), IsEmpty());
 }
 
+// Rollouts that only fill the stock are not needed: the workers never lack work, and yet one of them is superfluous.
+TEST_F(Fleet, AStockThatGrowsIsASurplus) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.3), offer("c", 60, 0.2)}, {"a", "b", "c"});
+  set_learner_waiting(false);
+  const auto all_busy = lack_work({"a", "b", "c"}, 60, 0);
+  const auto run = [&](Duration time, std::uint64_t stock, int growth_per_step, std::uint64_t steps_left) {
+    pass(time, [&](int s) {
+      all_busy(s);
+      if (s % 10 == 0) notify(fleet::StepMeasured{seconds(10), steps_left, stock += growth_per_step});
+    });
+    return stock;
+  };
+  const std::uint64_t stock = run(minutes(12), 1000, 700, 1000);
+  EXPECT_THAT(noted("released"), ElementsAre("b")) << "110 of 180 are needed";
+  run(minutes(30), stock, 0, 1000);
+  EXPECT_THAT(noted("released"), ElementsAre("b")) << "the fleet now gives as much as is needed, so the stock stays";
+}
+
+// A fleet that is a little too small costs less, as long as the stock lasts.
+TEST_F(Fleet, ALargeStockIsUsedUp) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 5, 0.9)}, {"a", "b", "c"});
+  set_learner_waiting(false);
+  const auto all_busy = lack_work({"a", "b", "c"}, 0, 0);
+  const auto run = [&](std::uint64_t stock) {
+    pass(minutes(12), [&](int s) {
+      for (const char* name : {"a", "b"}) heartbeat(name, 60, 1);
+      heartbeat("c", 5, 1);
+      if (s % 10 == 0) notify(fleet::StepMeasured{seconds(10), 1000, stock});
+    });
+  };
+  run(20'000);
+  EXPECT_THAT(noted("released"), IsEmpty()) << "19,000 to spare are 5 a second, of which 2.5 are the reserve";
+  run(40'000);
+  EXPECT_THAT(noted("released"), ElementsAre("c")) << "39,000 to spare are 10 a second";
+}
+
+// The learner does not wait yet, but it would before a new machine has results.
+TEST_F(Fleet, AMachineIsRentedBeforeTheStockIsUsedUp) {
+  rules.fleet.usd_per_hour_max = 10;
+  make({offer("a", 60, 0.1), offer("b", 30, 0.1), offer("c", 30, 0.1)}, {"a", "b"});
+  set_learner_waiting(false);
+  std::uint64_t stock = 12'000;
+  const auto use_up_stock = [&](int s) {
+    heartbeat("a", 60, 1), heartbeat("b", 30, 1);
+    if (s % 10 == 0) notify(fleet::StepMeasured{seconds(10), 1000, stock -= 100});
+  };
+  pass(minutes(10), use_up_stock);
+  EXPECT_EQ(stock, 6000u);
+  EXPECT_THAT(noted("added"), IsEmpty()) << "5,000 to spare last for 8 minutes";
+  pass(minutes(8), use_up_stock);
+  EXPECT_EQ(stock, 1200u);
+  EXPECT_THAT(noted("added"), ElementsAre("c"));
+  EXPECT_THAT(notes.back().why, HasSubstr("nearly used up"));
+}
+
+// The stock suffices for the rest of the run, so no worker has work. One worker stays, in case a group must be
+// generated again.
+TEST_F(Fleet, MachinesAreReleasedWhenTheRestOfTheRunIsGenerated) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.3), offer("c", 60, 0.2)}, {"a", "b", "c"});
+  set_learner_waiting(false);
+  std::uint64_t steps_left = 100;
+  pass(minutes(17), [&](int s) {
+    lack_work({"a", "b", "c"}, 60, 1)(s);
+    if (s % 10 == 0 && steps_left > 0)
+      notify(fleet::StepMeasured{seconds(10), steps_left, steps_left * 1000}), --steps_left;
+  });
+  EXPECT_THAT(noted("released"), ElementsAre("b", "c"));
+  EXPECT_EQ(core->numbers().working, 1u);
+}
+
+TEST_F(Fleet, ALimitOfThePriceIsNamed) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 1)}, {"a", "b"});
+  wait_for_next_batch();
+  pass(minutes(5), submit_every_second({"a", "b"}, 30));
+  ASSERT_THAT(noted("short"), testing::SizeIs(1));
+  EXPECT_THAT(notes.back().why, HasSubstr("above $0.22 an hour, which is the plan's with its headroom"));
+}
+
 // Near its end, a run rents nothing that could not work any more, unless it might not end otherwise.
 TEST_F(Fleet, NothingIsRentedForStepsThatAreNearlyOver) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1), offer("d", 60, 0.1), offer("e", 60, 0.1),
         offer("f", 60, 0.1), offer("g", 60, 0.1)},
        {"a", "b"});
   auto_join = false;
-  const auto join_after_30_s = [&](const Names& names) {
+  const auto give_results_after_30_s = [&](const Names& names) {
     pass(seconds(30));
-    for (const std::string& name : names) join(name);
+    for (const std::string& name : names) join(name), heartbeat(name, 60, 1);
   };
-  join_after_30_s({"a", "b"});
-  for (const char* lost : {"a", "b", "c"}) {  // five joins are measured
+  give_results_after_30_s({"a", "b"});
+  for (const char* lost : {"a", "b", "c"}) {  // five first results are measured
     notify(fleet::Exited{tickets[lost], "gone"});
     pass(seconds(2));
-    join_after_30_s({rented.back()});
+    give_results_after_30_s({rented.back()});
   }
   ASSERT_EQ(rented.size(), 5u);
   notify(fleet::StepMeasured{seconds(10), 2});
   notify(fleet::Exited{tickets["d"], "gone"});
   pass(minutes(1));
-  EXPECT_EQ(rented.size(), 5u) << "it would join after 30 s, and 20 s are left";
+  EXPECT_EQ(rented.size(), 5u) << "it would have results after 30 s, and 20 s are left";
   notify(fleet::Exited{tickets["e"], "gone"});
   pass(seconds(2));
   EXPECT_GT(rented.size(), 5u) << "no machine is left for the last steps";
