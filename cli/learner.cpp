@@ -8,6 +8,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/built_in.hpp"
+#include "cli/join.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
@@ -59,36 +60,6 @@ struct WorkerArguments {
   worker::EngineOptions engine;
 };
 
-Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
-  constexpr unsigned kPortMax = 65535, kInvalidPort = kPortMax + 1;
-  const std::size_t colon = text.rfind(':');
-  unsigned port = 0;  // kInvalidPort after a wrong character or a number above kPortMax
-  if (colon != std::string::npos && colon > 0)
-    for (const char c : text.substr(colon + 1)) {
-      const bool is_digit = c >= '0' && c <= '9';
-      port = is_digit && port <= kPortMax ? port * 10 + unsigned(c - '0') : kInvalidPort;
-    }
-  if (port == 0 || port > kPortMax)
-    return fail(Code::kInvalid, option, "expected HOST:PORT such as 127.0.0.1:7070 or [::1]:7070, found '{}'", text);
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return overlay::Endpoint{std::move(host), static_cast<std::uint16_t>(port)};
-}
-
-// The token from the command line, a file or the environment, in this order. The variable is removed from the
-// environment, so that child processes do not inherit it.
-Result<overlay::trust::Secret> find_token(const WorkerArguments& args) {
-  std::string text = args.token;
-  if (text.empty() && !args.token_file.empty()) {
-    constexpr std::size_t kTokenFileBytesMax = 4096;
-    ECHO_ASSIGN(text, read_file(args.token_file, kTokenFileBytesMax));
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
-  }
-  if (const char* value = std::getenv(learner::kTokenVariable); text.empty() && value) text = value;
-  ::unsetenv(learner::kTokenVariable);
-  return overlay::trust::Secret(std::move(text));
-}
-
 int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::function<void()> on_contact) {
   worker::AgentOptions agent_options;
   agent_options.on_contact = std::move(on_contact);
@@ -96,7 +67,7 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   const auto learner = parse_endpoint("--join", args.join);
   if (!learner) return report_error("worker", learner.error());
   node_options.learner = *learner;
-  auto token = find_token(args);
+  auto token = find_token(args.token, args.token_file);
   if (!token) return report_error("worker", token.error());
   node_options.token = std::move(*token);
   if (!args.advertise.empty()) {
@@ -151,7 +122,7 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   if (engine.kind == worker::EngineKind::kBuiltin) {
     auto builtin = built_in_engine();
     if (!builtin) return report_error("worker", builtin.error());
-    engine.builtin = std::move(*builtin);
+    engine.builtin_maker = std::move(*builtin);
   }
   engine.folder = args.engine_folder;
   if (const char* command = std::getenv(learner::kEngineCommandVariable); command && engine.command.empty())

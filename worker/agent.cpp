@@ -20,7 +20,7 @@ namespace {
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kEngineSliceMax = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
 constexpr Duration kLeaveMax = std::chrono::seconds(10);  // most time to leave the overlay after a stop request
-constexpr std::uint32_t kGroupsPerRequestMax = 64;        // bounds the learner's answer, which contains their problems
+constexpr std::uint32_t kGroupsPerRequestMax = 64;        // the answer contains the problem of each group
 // Rollouts that wait for the environment's answer do not count as work for the engine. The limit bounds the rollouts
 // that a worker can hold.
 constexpr std::size_t kRolloutsInEnvironmentMax = 4096;
@@ -54,7 +54,7 @@ class Agent {
                        .versions = installs.installed,
                        .install_waits = installs.total_wait,
                        .install_times = installs.total_install_time,
-                       .reason = stop_ && ending_.reason().empty() ? "asked to stop" : ending_.reason(),
+                       .reason = ending_.reason().empty() && stop_ ? "asked to stop" : ending_.reason(),
                        .ended_cleanly = ending_.ended_cleanly()};
   }
 
@@ -74,7 +74,7 @@ class Agent {
       ECHO_TRY(wait_for_event(next_wake()));
       report_contact();
       check_invariants();
-      if (ending_.has_ended() || !run_) continue;  // without a run, there is no engine yet
+      if (ending_.has_ended() || !run_) continue;  // the loop ends, or there is no engine yet
       ECHO_TRY(install_policies());
       decode_arriving_parts();
       begin_groups();
@@ -114,8 +114,9 @@ class Agent {
     return !has_work || !can_submit;
   }
 
-  // Now, if the engine has work, leases wait, or a request for work can be sent. Otherwise the first of: the check for
-  // a stop request, a due result, the earliest request.
+  // The time at which run_loop() has something to do without an event. Now, if the engine has work, leases wait, or a
+  // request for work can be sent. Otherwise the first of: the check for a stop request, a due result, the earliest
+  // request.
   TimePoint next_wake() const {
     const TimePoint now = clock_.now();
     if (run_ && (run_->engine->sequences_in_progress() > 0 || work_.has_leases())) return now;
@@ -172,14 +173,12 @@ class Agent {
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
-        // on_wait: reports during a long installation keep the connection and the leases alive.
-        ECHO_ASSIGN(run_->engine, options_.make_engine(run_->task, {.stop = &stop_,
-                                                                    .on_wait =
-                                                                        [this] {
-                                                                          report_contact();
-                                                                          report_progress();
-                                                                        },
-                                                                    .policy_waits = &inbox_.policy_waits()}));
+        const auto report_during_wait = [this] {  // keeps the leases during a long installation
+          report_contact();
+          report_progress();
+        };
+        const EngineHost host{.stop = &stop_, .on_wait = report_during_wait, .policy_waits = &inbox_.policy_waits()};
+        ECHO_ASSIGN(run_->engine, options_.make_engine(run_->task, host));
         log::info("task '{}', model {}", run_->task.spec.adapter_name(), run_->task.model.summary());
         break;
       }
@@ -190,7 +189,7 @@ class Agent {
         break;
       case schema::LearnerMessage::kAck:
         if (message.ack().accepted()) {
-          rollouts_acknowledged_ += run_ ? run_->task.spec.group_size() : 0;  // a submission is one group
+          rollouts_acknowledged_ += run_ ? run_->task.spec.group_size() : 0;  // of one submission, which is one group
         } else {
           submissions_refused_ += 1;
           log::warn("lease {} refused: {}", message.ack().lease(), message.ack().reason());
@@ -228,6 +227,7 @@ class Agent {
     while (!installations_.empty()) {
       const overlay::Publication publication = installations_.begin_installation(clock_.now());
       if (const Status installed = run_->engine->install(publication)) {
+        // Without `activate`, a newer policy is installed next, and only that one is reported.
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
         installations_.on_installed(clock_.now());
       } else {
@@ -252,7 +252,7 @@ class Agent {
   // kAheadSeconds. That is at least one more group, because the worker would idle until the answer to a request comes.
   std::size_t rollouts_max() const {
     const std::size_t group_size = run_->task.spec.group_size();
-    const std::size_t engine_max = std::max(run_->engine->capacity(), group_size);
+    const std::size_t engine_max = std::max(run_->engine->capacity(), group_size);  // room for one group in any case
     if (!options_.rollouts_per_s_max) return engine_max;
     const auto rollouts_ahead = static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds);
     return std::min(engine_max, group_size + std::max(group_size, rollouts_ahead));
@@ -260,10 +260,11 @@ class Agent {
   // Rollouts of leases, of groups in progress and of results that are not submitted.
   std::size_t rollouts_under_way() const { return run_->groups.rollouts() + work_.rollouts(); }
   bool can_take_group() const {
-    return run_ && run_->engine->version() && run_->engine->can_take_work() && !must_finish_groups_first() &&
-           rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
+    if (!run_ || must_finish_groups_first()) return false;
+    const bool can_generate = run_->engine->version() && run_->engine->can_take_work();
+    return can_generate && rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
   }
-  // Rollouts that wait for the environment, which are a part of those under way, do not occupy the engine.
+  // The rollouts under way, without those of them that wait for the environment: these do not occupy the engine.
   std::size_t rollouts_for_engine() const {
     return rollouts_under_way() - std::min(run_->groups.rollouts_in_environment(), kRolloutsInEnvironmentMax);
   }
@@ -284,7 +285,7 @@ class Agent {
   }
 
   void begin_groups() {
-    if (must_finish_groups_first()) return;
+    if (must_finish_groups_first()) return;  // the leases wait until the new policy is installed
     for (schema::Lease& lease : work_.take_leases()) {
       auto sequences_or_failure = run_->groups.begin(std::move(lease), clock_.now());
       if (auto* failed = std::get_if<schema::WorkFailed>(&sequences_or_failure))
@@ -308,7 +309,7 @@ class Agent {
   void return_leases() {
     if (!run_ || run_->groups.empty()) return;  // no group is in progress
     schema::WorkerMessage message;
-    for (const std::uint64_t lease : run_->groups.leases()) message.mutable_returned()->add_leases(lease);
+    for (const std::uint64_t lease_id : run_->groups.lease_ids()) message.mutable_returned()->add_leases(lease_id);
     for (const std::uint64_t id : run_->groups.drop_all()) run_->engine->abort(id);
     if (learner_link_.is_joined()) send_to_learner(message);
   }
@@ -321,7 +322,7 @@ class Agent {
 
   void submit_due_results() {
     auto due_result = work_.take_due_result(clock_.now());
-    if (!due_result) return;
+    if (!due_result) return;                               // nothing has changed in the report below
     vitals_.record_work(clock_.now(), /*has_work=*/true);  // the report below then includes the time until now
     for (; due_result; due_result = work_.take_due_result(clock_.now())) {
       vitals_.add_generated(due_result->rollouts);
@@ -347,8 +348,8 @@ class Agent {
     progress_.on_reported(now);
     schema::WorkerMessage message;
     schema::WorkProgress& progress = *message.mutable_progress();
-    for (const std::uint64_t lease : run_->groups.leases()) progress.add_leases(lease);
-    for (const std::uint64_t lease : work_.lease_ids_of_results()) progress.add_leases(lease);
+    for (const std::uint64_t lease_id : run_->groups.lease_ids()) progress.add_leases(lease_id);
+    for (const std::uint64_t lease_id : work_.lease_ids_of_results()) progress.add_leases(lease_id);
     if (progress.leases().empty()) return;  // the learner extends leases by this message, and there are none
     progress.set_progress(progress_.next_count(run_->engine->progress(),
                                                work_.has_results() || run_->groups.rollouts_in_environment() > 0));

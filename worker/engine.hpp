@@ -49,8 +49,8 @@ struct Response {
   std::vector<float> logprobs;       // nats, of each token when it was sampled: see model::Generation
   std::vector<Span> spans;           // the versions under which the tokens were sampled, in order
   bool ended = false;                // by an ending token or stop string, not by tokens_max
-  // The experts of prompt and `tokens`, or of only the first of these tokens; empty if the engine does not tell
-  // them.
+  // The experts that computed the tokens of the prompt and `tokens`, in this order. The last tokens may lack theirs,
+  // and all do if the engine does not report experts.
   data_plane::RoutedExperts experts = {};
 };
 
@@ -95,8 +95,8 @@ class Engine {
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
   // Sequences in progress continue under the new policy. kStale: the delta needs another base. kCorrupt: bytes or
   // digest are wrong. kInvalid: the policy does not fit the model. After a failure, the engine still has the earlier
-  // policy, or version() is absent if a part of that is lost. If `publication.activate` is false, the engine may only
-  // prepare the policy as a base for later ones.
+  // policy, or version() is absent if a part of that policy was overwritten. If `publication.activate` is false, the
+  // engine need not generate with the policy; it suffices to keep it as a base for later deltas.
   virtual Status install(const overlay::Publication& publication) = 0;
   // Version and digest of the installed policy. The version is absent while there is none.
   virtual std::optional<Version> version() const = 0;

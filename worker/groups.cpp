@@ -52,12 +52,12 @@ class LearnerScoredEpisode final : public data_plane::QuickEpisode {
 };
 
 Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const schema::Lease& lease,
-                                                        std::uint32_t member) {
+                                                        std::uint32_t member_number) {
   if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<LearnerScoredEpisode>());
   if (!task.adapter)
     return fail(Code::kInvalid, "task", "the worker must score '{}', but the run sends workers no task",
                 lease.problem().id());
-  return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
+  return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member_number));
 }
 
 // The kind of failure for an engine's error about a sequence. If the policy caused the error, the caller uses
@@ -100,25 +100,27 @@ Groups::Groups(const Task& task, WorkerId worker, std::function<void()> wake)
 }
 
 std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Lease lease, TimePoint now) {
-  const auto& client_prompt = lease.sampling().prompt_tokens();  // of a lease with settings of its own
-  Result<std::vector<model::Token>> prompt = std::vector<model::Token>(client_prompt.begin(), client_prompt.end());
-  if (!lease.has_sampling()) prompt = task_.phrasing->prompt(data_plane::prompt_of(lease.problem()));
+  Result<std::vector<model::Token>> prompt = std::vector<model::Token>();
+  if (lease.has_sampling())  // a client has chosen the prompt
+    prompt->assign(lease.sampling().prompt_tokens().begin(), lease.sampling().prompt_tokens().end());
+  else
+    prompt = task_.phrasing->prompt(data_plane::prompt_of(lease.problem()));
   if (!prompt) return failure(lease, schema::WORK_FAILURE_PROMPT, prompt.error().message());
   Group group;
-  for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
-    auto episode = episode_of(task_, lease, member);
+  for (std::uint32_t member_number = 0; member_number < lease.rollouts(); ++member_number) {
+    auto episode = episode_of(task_, lease, member_number);
     if (!episode) return failure(lease, schema::WORK_FAILURE_SCORING, episode.error().message());
     group.members.emplace_back().episode = *std::move(episode);
   }
   group.begun = now;
   group.members_unfinished = lease.rollouts();
   group.prompt = std::move(*prompt);
-  const std::uint64_t id = lease.id();
+  const std::uint64_t lease_id = lease.id();
   group.lease = std::move(lease);
-  groups_[id] = std::move(group);
+  groups_[lease_id] = std::move(group);
   std::vector<Sequence> sequences;
-  for (std::size_t member = 0; member < groups_[id].members.size(); ++member)
-    sequences.push_back(next_turn(id, member));
+  for (std::size_t member_number = 0; member_number < groups_[lease_id].members.size(); ++member_number)
+    sequences.push_back(next_turn(lease_id, member_number));
   return sequences;
 }
 
@@ -126,20 +128,20 @@ std::int64_t Groups::tokens_left(const Member& member) const {
   return std::int64_t{task_.spec.response_tokens_max()} - std::ssize(member.tokens);
 }
 
-Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
-  const Group& group = groups_.at(lease);
+Sequence Groups::next_turn(std::uint64_t lease_id, std::size_t member_number) {
+  const Group& group = groups_.at(lease_id);
   const Member& member = group.members[member_number];
   Sequence sequence{.id = next_sequence_id_++,
                     .prompt = group.prompt,
                     .tokens_max = tokens_left(member),
-                    .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
-  // Each later turn has another seed, so that it draws other random numbers. The seed depends only on run, lease,
-  // member and turn.
+                    .seed = mix64(task_.spec.seed() ^ (mix64(lease_id) + member_number))};
+  // Later turns have other seeds, so that they draw other random numbers. A seed depends only on run, lease, member and
+  // the number of turns and side prompts before.
   const std::size_t turns_before = member.turns + member.side_prompts;
   if (turns_before > 0) sequence.seed = mix64(sequence.seed + turns_before);
-  if (member.side_prompt.empty()) {
+  if (member.side_prompt.empty()) {  // the conversation goes on
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
-  } else {
+  } else {  // the answer is not a part of the response, so the limit is not tokens_left()
     sequence.prompt = member.side_prompt;
     sequence.tokens_max = std::min<std::int64_t>(task_.spec.response_tokens_max(),
                                                  task_.model.positions_max - std::ssize(member.side_prompt));
@@ -152,7 +154,7 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
   } else if (task_.spec.turn_tokens_max() > 0) {  // 0: no limit
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
   }
-  sequences_[sequence.id] = {.lease = lease, .member = member_number};
+  sequences_[sequence.id] = {.lease_id = lease_id, .member_number = member_number};
   return sequence;
 }
 
@@ -175,17 +177,16 @@ void Groups::append_turn(Member& member, const Response& turn) {
 void Groups::on_outcome(Outcome outcome) {
   const auto state = sequences_.find(outcome.id);
   if (state == sequences_.end()) return;  // the sequence was abandoned
-  const std::uint64_t lease = state->second.lease;
-  Group& group = groups_.at(lease);
+  const std::uint64_t lease_id = state->second.lease_id;
+  Group& group = groups_.at(lease_id);
   if (!outcome.response) {
+    const Error& error = outcome.response.error();
+    const schema::WorkFailure kind = outcome.caused_by_policy ? schema::WORK_FAILURE_GENERATION : failure_kind(error);
     sequences_.erase(state);
-    return end_group(lease, failure(group.lease,
-                                    outcome.caused_by_policy ? schema::WORK_FAILURE_GENERATION
-                                                             : failure_kind(outcome.response.error()),
-                                    outcome.response.error().message()));
+    return end_group(lease_id, failure(group.lease, kind, error.message()));
   }
   state->second.in_environment = true;
-  Member& member = group.members[state->second.member];
+  Member& member = group.members[state->second.member_number];
   Response& turn = *outcome.response;
   std::string text = task_.phrasing->answer(turn.tokens);
   if (member.side_prompt.empty())
@@ -206,7 +207,7 @@ void Groups::on_outcome(Outcome outcome) {
     member.episode->step(std::move(text), on_answer);
   } catch (const std::exception& error) {
     sequences_.erase(outcome.id);
-    end_group(lease, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
+    end_group(lease_id, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
   }
 }
 
@@ -222,15 +223,16 @@ Groups::Advance Groups::advance() {
     if (sequence == sequences_.end()) continue;  // its group has ended meanwhile
     const SequenceState state = sequence->second;
     sequences_.erase(sequence);
-    Group& group = groups_.at(state.lease);
-    auto is_continued =
-        step ? continue_member(group.members[state.member], *std::move(step)) : Result<bool>(std::move(step).error());
-    if (!is_continued)
-      end_group(state.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, is_continued.error().message()));
-    else if (*is_continued)
-      advance.next.push_back(next_turn(state.lease, state.member));
+    Group& group = groups_.at(state.lease_id);
+    Member& member = group.members[state.member_number];
+    const Result<bool> has_next_turn =
+        step ? continue_member(member, *std::move(step)) : Result<bool>(std::move(step).error());
+    if (!has_next_turn)
+      end_group(state.lease_id, failure(group.lease, schema::WORK_FAILURE_SCORING, has_next_turn.error().message()));
+    else if (*has_next_turn)
+      advance.next.push_back(next_turn(state.lease_id, state.member_number));
     else if (--group.members_unfinished == 0)
-      end_group(state.lease, /*failed=*/std::nullopt);
+      end_group(state.lease_id, /*failed=*/std::nullopt);
   }
   advance.ended = std::exchange(ended_groups_, {});
   // Drops next turns whose group failed later in this call. The engine never got these turns, so it need not abort
@@ -246,7 +248,8 @@ Groups::Advance Groups::advance() {
 Result<bool> Groups::continue_member(Member& member, data_plane::Step step) const {
   data_plane::add(member.score, step.score);
   if (step.done) return false;
-  const auto end_early = [&] {  // at a limit on turns or tokens: the environment scores the unfinished episode
+  // At a limit on turns or tokens, the environment scores the unfinished episode. Returns that the member has ended.
+  const auto end_early = [&] {
     data_plane::add(member.score, member.episode->cut());
     member.ended_by_itself = false;
     return false;
@@ -270,25 +273,25 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
   return true;
 }
 
-void Groups::end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
-  const Group& group = groups_.at(lease);
+void Groups::end_group(std::uint64_t lease_id, std::optional<schema::WorkFailed> failed) {
+  const Group& group = groups_.at(lease_id);
   LeaseResult result =
       failed ? LeaseResult(*std::move(failed))
              : submission_or_failure(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()});
   Ended ended{.begun = group.begun, .result = std::move(result), .abandoned = {}};
-  ended.abandoned = remove_group(lease);  // `group` is gone from here on
+  ended.abandoned = remove_group(lease_id);  // `group` is gone from here on
   ended_groups_.push_back(std::move(ended));
 }
 
-std::vector<std::uint64_t> Groups::leases() const {
-  std::vector<std::uint64_t> lease_ids;
-  for (const auto& [lease, group] : groups_) lease_ids.push_back(lease);
-  return lease_ids;
+std::vector<std::uint64_t> Groups::lease_ids() const {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [lease_id, group] : groups_) ids.push_back(lease_id);
+  return ids;
 }
 
 std::size_t Groups::rollouts() const {
   std::size_t count = 0;
-  for (const auto& [lease, group] : groups_) count += group.members.size();
+  for (const auto& [lease_id, group] : groups_) count += group.members.size();
   return count;
 }
 
@@ -306,21 +309,21 @@ std::vector<std::uint64_t> Groups::drop_all() {
   return sequences_in_engine;
 }
 
-std::vector<std::uint64_t> Groups::remove_group(std::uint64_t lease) {
+std::vector<std::uint64_t> Groups::remove_group(std::uint64_t lease_id) {
   std::vector<std::uint64_t> sequences_in_engine;
   std::erase_if(sequences_, [&](const auto& sequence) {
-    if (sequence.second.lease != lease) return false;
+    if (sequence.second.lease_id != lease_id) return false;
     if (!sequence.second.in_environment) sequences_in_engine.push_back(sequence.first);
     return true;
   });
-  groups_.erase(lease);
+  groups_.erase(lease_id);
   return sequences_in_engine;
 }
 
 std::string Groups::packed_experts(const Group& group, const Member& member, std::size_t bytes_max) {
   data_plane::RoutedExperts experts = member.experts;
   const std::size_t tokens = group.prompt.size() + member.tokens.size();
-  if (experts.choices() == 0 || experts.tokens() == 0) return {};  // the engine told none
+  if (experts.choices() == 0 || experts.tokens() == 0) return {};  // the engine reports no experts
   experts.values.resize(tokens * experts.choices(), -1);           // -1: unknown for the tokens that are missing
   if (const Status canonical = data_plane::make_canonical(experts); !canonical) {
     log::warn("lease {}: the engine's experts are left out: {}", group.lease.id(), canonical.error().message());
@@ -334,7 +337,7 @@ schema::Submission Groups::submission(const Group& group) const {
   const schema::Lease& lease = group.lease;
   schema::Submission submission;
   submission.set_lease(lease.id());
-  std::size_t expert_bytes = 0;
+  std::size_t expert_bytes_left = kSubmissionExpertBytesMax;
   for (std::size_t member_number = 0; member_number < group.members.size(); ++member_number) {
     const Member& member = group.members[member_number];
     schema::Trajectory& trajectory = *submission.add_trajectories();
@@ -346,7 +349,7 @@ schema::Submission Groups::submission(const Group& group) const {
     for (const model::Token token : member.tokens) trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
     for (const float logprob : member.logprobs) trajectory.add_logprobs(logprob);
     const bool has_observations = member.turns > 1;  // they stand between turns
-    if (has_observations)  // otherwise the policy generated every token, which an empty mask says
+    if (has_observations)                            // otherwise the mask stays empty: the policy generated every token
       for (const bool sampled : member.sampled) trajectory.add_loss_mask(sampled ? 1 : 0);
     std::size_t begin = 0;
     for (const Span& span : member.spans) {
@@ -355,8 +358,8 @@ schema::Submission Groups::submission(const Group& group) const {
       version_span.set_end(static_cast<std::uint32_t>(span.end));
       version_span.set_version(span.version.value);
     }
-    std::string experts = packed_experts(group, member, kSubmissionExpertBytesMax - expert_bytes);
-    expert_bytes += experts.size();
+    std::string experts = packed_experts(group, member, expert_bytes_left);
+    expert_bytes_left -= experts.size();
     trajectory.set_routed_experts(std::move(experts));
     trajectory.set_reward(member.score.reward);
     for (const auto& [name, value] : member.score.components) (*trajectory.mutable_components())[name] = value;

@@ -36,7 +36,8 @@ Result<Task> make_task(schema::RunSpec spec);
 using LeaseResult = std::variant<schema::Submission, schema::WorkFailed>;
 
 // Returns the submission if the metadata of each rollout in it has at most `metadata_max` bytes, which is the run's
-// setting rollout.metadata_max. Otherwise returns WORK_FAILURE_SIZE and the learner's reason to refuse the submission.
+// setting rollout.metadata_max. Otherwise returns WORK_FAILURE_SIZE and the reason for which the learner would refuse
+// the submission.
 LeaseResult submission_or_failure(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
 // A group fails as a whole if one of its sequences or its environment fails. Other groups are not affected. The
@@ -65,8 +66,8 @@ class Groups {
   // answers since the last call.
   Advance advance();
 
-  std::vector<std::uint64_t> leases() const;
-  std::size_t rollouts() const;                 // of all groups, also those of finished members
+  std::vector<std::uint64_t> lease_ids() const;
+  std::size_t rollouts() const;                 // of all groups; includes finished rollouts
   std::size_t rollouts_in_environment() const;  // rollouts that wait for the environment's answer
   bool empty() const { return groups_.empty(); }
   // Drops all groups. Returns the ids of the sequences that the engine must abort.
@@ -80,8 +81,8 @@ class Groups {
     std::vector<bool> sampled;          // by token: true if the policy sampled it; false: part of an observation
     std::vector<Span> spans;            // by version; they cover all tokens
     data_plane::RoutedExperts experts;  // of the first tokens of prompt + `tokens`; may lack later ones
-    // A prompt for another player of the game (data_plane::Step::side_prompt), which the policy answers in place of
-    // that player. Empty: the next turn continues the conversation.
+    // If the environment is a game of several players: a prompt for another player (data_plane::Step::side_prompt),
+    // which the policy answers in place of that player. Empty: the next turn continues the conversation.
     std::vector<model::Token> side_prompt;
     std::size_t turns = 0, side_prompts = 0;  // numbers so far
     data_plane::Score score;
@@ -95,9 +96,9 @@ class Groups {
     std::size_t members_unfinished = 0;
   };
   struct SequenceState {
-    std::uint64_t lease = 0;
-    std::size_t member = 0;
-    bool in_environment = false;  // the environment has the turn; false: the engine has it
+    std::uint64_t lease_id = 0;
+    std::size_t member_number = 0;  // index in Group::members
+    bool in_environment = false;    // the environment has the turn; false: the engine has it
   };
   // Answers of the environment. They are shared with it, because it may answer after the groups are destroyed.
   struct Answers {
@@ -106,7 +107,7 @@ class Groups {
     std::function<void()> wake;                                             // may be empty
   };
 
-  Sequence next_turn(std::uint64_t lease, std::size_t member_number);
+  Sequence next_turn(std::uint64_t lease_id, std::size_t member_number);
   std::int64_t tokens_left(const Member& member) const;  // until response_tokens_max
   static void append_turn(Member& member, const Response& turn);
   // Packs the experts for Trajectory.routed_experts; empty if there are none, or if they exceed `bytes_max`.
@@ -114,14 +115,14 @@ class Groups {
   // Continues a member with the environment's answer. Returns false if the member has ended.
   Result<bool> continue_member(Member& member, data_plane::Step step) const;
   // Ends the group with `failed` or, if that is absent, with its submission: all members are scored.
-  void end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
+  void end_group(std::uint64_t lease_id, std::optional<schema::WorkFailed> failed);
   schema::Submission submission(const Group& group) const;
   // Returns the ids of the group's sequences that the engine must abort.
-  std::vector<std::uint64_t> remove_group(std::uint64_t lease);
+  std::vector<std::uint64_t> remove_group(std::uint64_t lease_id);
 
   const Task& task_;
   WorkerId worker_;
-  std::map<std::uint64_t, Group> groups_;             // by lease
+  std::map<std::uint64_t, Group> groups_;             // by id of the lease
   std::map<std::uint64_t, SequenceState> sequences_;  // in the engine or the environment, by id
   std::uint64_t next_sequence_id_ = 0;
   std::vector<Ended> ended_groups_;

@@ -18,6 +18,7 @@ class Pace {
   TimePoint due_time(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
     const Duration group_time = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
     const TimePoint due = std::max(begun, free_at_) + group_time;
+    // A delay beyond kCatchUpMax of the group's time is not caught up.
     free_at_ = std::max(due, now - from_seconds(kCatchUpMax * seconds(group_time)));
     return due;
   }

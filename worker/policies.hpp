@@ -26,11 +26,12 @@ class InstallationQueue {
   // Removes and returns the oldest policy (there must be one). Its `activate` is false if a newer one waits: the engine
   // then need not generate with it. The installation lasts until on_installed() or on_failed().
   overlay::Publication begin_installation(TimePoint now) {
-    ECHO_CHECK(installation_begun_ == kNever && !waiting_.empty(), "{} policies wait, and none may be in installation",
-               waiting_.size());
+    ECHO_CHECK(installation_begun_ == kNever, "{} policies wait, and one is in installation", waiting_.size());
+    ECHO_CHECK(!waiting_.empty(), "0 policies wait");
     auto [publication, arrived] = std::move(waiting_.front());
     waiting_.pop_front();
-    if (!waiting_.empty()) publication.activate = false;
+    const bool newer_waits = !waiting_.empty();
+    if (newer_waits) publication.activate = false;
     current_wait_ = now - arrived;
     installation_begun_ = now;
     return std::move(publication);

@@ -32,10 +32,10 @@ class Vitals {
     // From complete arrival to the end of the installation.
     vitals.set_install_s(seconds(policies.total_wait + policies.total_install_time));
     vitals.set_resident_bytes(memory_.resident.count);
-    vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);  // 0: not known
+    vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);  // in the message, 0 means unknown
     return vitals;
   }
-  // The clock's epoch is before any work.
+  // All work is later than the clock's epoch, so it cannot take longer than the time since then.
   void check() const { ECHO_CHECK(busy_time_ <= recorded_at_.time_since_epoch(), "more work than time"); }
 
  private:

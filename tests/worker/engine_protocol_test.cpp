@@ -6,10 +6,10 @@
 #include "base/random.hpp"
 #include "worker/engines/expert_rows.hpp"
 #include "worker/engines/fingerprints.hpp"
+#include "worker/engines/learner_comparison.hpp"
 #include "worker/engines/make.hpp"
 #include "worker/engines/protocol.hpp"
 #include "worker/engines/remote_phase.hpp"
-#include "worker/engines/truth.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -51,21 +51,21 @@ TEST(ProbeNoise, BoundsWhatOneAnswerCanTell) {
 }
 
 // Distances that vLLM 0.32 had to the learner with an output head of the first policy, and without that mistake.
-TEST(Truth, SeesAPartOfTheWeightsThatStaysBehind) {
-  Truth fp32;
+TEST(LearnerComparison, SeesAPartOfTheWeightsThatStaysBehind) {
+  LearnerComparison fp32;
   EXPECT_TRUE(fp32.check(7e-6, true));
   EXPECT_TRUE(fp32.check(6.7e-6, false));
   EXPECT_FALSE(fp32.check(1.4e-4, false));
   EXPECT_TRUE(fp32.check(1.4e-4, true)) << "a process that has just read the weights";
-  Truth bf16;
+  LearnerComparison bf16;
   EXPECT_TRUE(bf16.check(0.029, true));
   EXPECT_TRUE(bf16.check(0.052, false));
   EXPECT_FALSE(bf16.check(0.3, false));
-  Truth other;
+  LearnerComparison other;
   EXPECT_FALSE(other.check(3.1, true)) << "another model";
   EXPECT_FALSE(other.check(std::nan(""), true));
-  EXPECT_DOUBLE_EQ(Truth::distance(std::vector<double>{-1, -2}, std::vector<double>{-1.5, -2.1}), 0.3);
-  EXPECT_FALSE(other.check(Truth::distance(std::vector<double>{-1}, std::vector<double>{-1, -2}), true));
+  EXPECT_DOUBLE_EQ(LearnerComparison::distance(std::vector<double>{-1, -2}, std::vector<double>{-1.5, -2.1}), 0.3);
+  EXPECT_FALSE(other.check(LearnerComparison::distance(std::vector<double>{-1}, std::vector<double>{-1, -2}), true));
 }
 
 TEST(EngineMaker, AHostOfAGpuDecodesOnAllItsProcessors) {
@@ -86,20 +86,22 @@ TEST(EngineMaker, AHostOfAGpuDecodesOnAllItsProcessors) {
 TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
   const auto refused = [](auto change) {
     EngineOptions options;
-    options.builtin = [](const BuiltinOptions&) { return Result<std::unique_ptr<Engine>>(std::unique_ptr<Engine>()); };
+    options.builtin_maker = [](const BuiltinOptions&) {
+      return Result<std::unique_ptr<Engine>>(std::unique_ptr<Engine>());
+    };
     change(options);
     const auto maker = engine_maker(options);
     return maker ? std::string() : maker.error().message();
   };
   EXPECT_EQ(refused([](auto&) {}), "");
-  EXPECT_NE(refused([](auto& o) { o.builtin = {}; }).find("ECHOLINE_TORCH=ON"), std::string::npos)
+  EXPECT_NE(refused([](auto& o) { o.builtin_maker = {}; }).find("ECHOLINE_TORCH=ON"), std::string::npos)
       << "the server is unreachable";
   EXPECT_NE(refused([](auto& o) { o.url = "http://x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.url = "x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model}"; }), "");
   EXPECT_EQ(refused([](auto& o) {
-              o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin = {};
+              o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin_maker = {};
             }),
             "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
@@ -111,7 +113,7 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
       o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port} " + more, o.gpus_per_engine = gpus;
     });
   };
-  EXPECT_NE(refused_with("--tensor-parallel-size 2", 1).find("--gpus-per-engine, which is 1"), std::string::npos);
+  EXPECT_NE(refused_with("--tensor-parallel-size 2", 1).find("--gpus-per-engine is 1"), std::string::npos);
   EXPECT_EQ(refused_with("--tensor-parallel-size 2", 2), "");
   EXPECT_EQ(refused_with("--tensor-parallel-size {gpus}", 1), "");
   EXPECT_EQ(refused([](auto& o) { o.device = "cuda"; }), "");

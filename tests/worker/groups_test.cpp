@@ -138,7 +138,7 @@ TEST_F(GroupsTest, AGroupIsHandedInWhenItsLastResponseIsThere) {
   }
   EXPECT_EQ(seeds.size(), kGroup);
   const auto others = begin(lease(2, "1+1="));
-  EXPECT_THAT(groups_->leases(), ElementsAre(1u, 2u));
+  EXPECT_THAT(groups_->lease_ids(), ElementsAre(1u, 2u));
   EXPECT_EQ(groups_->rollouts(), 2u * kGroup);
   for (const std::size_t member : {2u, 0u, 3u}) EXPECT_FALSE(take(answered(sequences[member].id)));
   auto ended = take(answered(sequences[1].id, "8"));
@@ -159,7 +159,7 @@ TEST_F(GroupsTest, AGroupIsHandedInWhenItsLastResponseIsThere) {
     EXPECT_EQ(t.spans(1).begin(), 1u);
     EXPECT_EQ(t.spans(1).version(), 5u);
   }
-  EXPECT_THAT(groups_->leases(), ElementsAre(2u));
+  EXPECT_THAT(groups_->lease_ids(), ElementsAre(2u));
 }
 
 // A lease of a Tinker client has its own prompt and settings.

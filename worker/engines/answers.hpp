@@ -22,17 +22,18 @@ constexpr std::size_t kExcerptBytesMax = 200;  // the part of an answer that an 
 
 // The value as text for an error, cut to kExcerptBytesMax.
 inline std::string excerpt(const json& value) {
-  return printable(value.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace), kExcerptBytesMax);
+  return printable(value.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace),
+                   kExcerptBytesMax);
 }
 
 inline Result<json> parse_answer(std::string_view body) {
-  json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  json parsed = json::parse(body, /*callback=*/nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object())
     return unexpected_answer("expected a JSON object, found '{}'", printable(body, kExcerptBytesMax));
   return parsed;
 }
 
-// Returns the value at a path of keys, or JSON's null if there is none.
+// Returns the value at a path of keys, or JSON's null if there is none: `at(answer, "error", "message")`.
 template <class... Keys>
 const json& at(const json& value, const Keys&... keys) {
   static const json kNull;
@@ -65,7 +66,7 @@ inline Result<std::vector<model::Token>> tokens_of(const json& value, std::strin
   return tokens;
 }
 
-// Servers write null for a number that is not finite.
+// Returns NaN for null, because servers write null for a number that is not finite.
 inline Result<double> logprob_of(const json& value) {
   if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
   if (!value.is_number()) return unexpected_answer("expected a log-probability, found {}", excerpt(value));

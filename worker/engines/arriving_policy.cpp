@@ -10,7 +10,7 @@ namespace {
 constexpr std::string_view kOperation = "install policy";
 
 // Returns a function that makes a decoder for a snapshot (a whole policy), for the parameter `make_decoder` of the
-// functions below.
+// functions below. `options` must outlive it.
 auto snapshot_decoder_maker(const delta::DecodeOptions& options) {
   return [&options] { return delta::IncomingSnapshot(options); };
 }

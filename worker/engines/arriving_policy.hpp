@@ -28,10 +28,10 @@ class ArrivingPolicy {
   // Decodes those bytes of a snapshot that add() has not received. Returns the policy. kCorrupt: the bytes are wrong,
   // or give another policy than announced. Drops what add() has decoded of other publications.
   Result<delta::OwnedState> finish_snapshot(const overlay::Publication& publication);
-  // Decodes those bytes of the delta that add() has not received. If the decoder holds a copy of the policy, it is
-  // updated here; the returned writes are for a copy that the caller holds. kCorrupt: as above. kStale: the delta
-  // needs another base. Drops what add() has decoded of other publications, except of a newer snapshot. By
-  // delta::IncomingDelta::apply().
+  // Decodes those bytes of the delta that add() has not received, and calls delta::IncomingDelta::apply(). If the
+  // decoder was made for a delta::OwnedState (Installer), apply() has changed that state. The caller makes the returned
+  // writes in every other copy (the files of PolicyFolder). kCorrupt: as above. kStale: the delta needs another base.
+  // Drops what add() has decoded of other publications, except of a newer snapshot.
   Result<std::vector<delta::TensorWrite>> finish_delta(const overlay::Publication& publication,
                                                        std::optional<Version> installed);
 

@@ -105,7 +105,7 @@ class Builtin final : public Engine {
 
 Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options) {
   model::use_threads(options.threads);
-  model::keep_freed_memory();
+  model::keep_freed_memory();  // each token allocates the same sizes again
   ECHO_ASSIGN(const torch::Device device, model::device_named(options.device));
   // The model has no weights yet: the policy comes from the learner, in bf16.
   ECHO_ASSIGN(std::shared_ptr<model::Transformer> model, model::create(options.model, device, torch::kBFloat16));

@@ -12,8 +12,8 @@ void Installer::decode_part(const overlay::PublicationPart& part) { arriving_.ad
 Status Installer::install(const overlay::Publication& publication) {
   if (!publication.base) {
     ECHO_ASSIGN(delta::OwnedState snapshot, arriving_.finish_snapshot(publication));
-    ECHO_TRY(model::load_policy(*model_, snapshot.view()));
-    version_.reset();  // absent until the GPU has the policy, too
+    ECHO_TRY(model::load_policy(*model_, snapshot.view()));  // after an error, the model is unchanged
+    version_.reset();                                        // absent until the GPU has the policy, too
     if (on_device_) ECHO_TRY(on_device_->on_weights_replaced());
     state_ = std::move(snapshot);
   } else {
@@ -28,9 +28,10 @@ Status Installer::install(const overlay::Publication& publication) {
   return ok();
 }
 
-// Loads the written parts of state_ into the model. On a GPU, verifies that its memory holds the same values.
+// Loads the changes into the model; state_ contains them already. On a GPU, verifies that its memory holds the same
+// values as state_.
 Status Installer::load_changes(std::span<const delta::TensorWrite> writes) {
-  if (on_device_) return on_device_->apply(writes, state_.digest());  // the model is on a GPU
+  if (on_device_) return on_device_->apply(writes, state_.digest());
   return model::load_changes(*model_, state_.view(), writes);
 }
 

@@ -16,7 +16,7 @@ namespace echoline::worker {
 // Use from the thread that generates: install() runs between two tokens.
 class Installer {
  public:
-  // `on_device`: the model's weights on a GPU, if it has one.
+  // `on_device`: the model's weights on its GPU; absent: the model is on the CPU.
   explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1,
                      std::optional<model::DeviceWeights> on_device = std::nullopt)
       : model_(std::move(model)), on_device_(std::move(on_device)), threads_(threads) {}

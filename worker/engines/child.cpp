@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "base/files.hpp"
 
@@ -24,9 +25,10 @@ extern char** environ;
 namespace echoline::worker {
 namespace {
 
-constexpr int kParentFd = 3;       // file descriptor of the guard's end of the socket to this program
-constexpr int kPollMs = 50;        // between two checks whether the engine (the inference server) has ended
-constexpr int kGraceMs = 5000;     // from SIGTERM until SIGKILL
+constexpr int kParentFd = 3;    // file descriptor of the guard's end of the socket to this program
+constexpr int kPollMs = 50;     // between two checks whether the engine (the inference server) has ended
+constexpr int kGraceMs = 5000;  // from SIGTERM until SIGKILL
+
 constexpr int kCannotStart = 127;  // exit status of a command that cannot be started, as in shells
 constexpr int kSignalled = 128;    // plus the signal: exit status of the guard if a signal ended the engine
 
@@ -48,8 +50,28 @@ struct Launch {
   ::_exit(kCannotStart);
 }
 
+// Removes the ended children of the guard from the process table. Returns the engine's status if it is one of them.
+std::optional<int> collect_ended_children(pid_t engine) {
+  std::optional<int> engine_status;
+  for (;;) {
+    int status = 0;
+    const pid_t ended = ::waitpid(-1, &status, WNOHANG);
+    if (ended <= 0) return engine_status;  // 0: the other children run; negative: there are none
+    if (ended == engine) engine_status = status;
+  }
+}
+
+// Whether this program has closed its end of the socket without a byte before; does not wait.
+bool parent_closed_without_byte() {
+  pollfd parent{kParentFd, POLLIN, 0};
+  if (::poll(&parent, 1, 0) <= 0) return false;  // it still runs
+  char byte = 0;
+  return ::read(kParentFd, &byte, 1) <= 0;
+}
+
 // Runs in the guard process. Waits until the engine ends or this program closes its end of the socket; the kernel
-// closes that end if this program is killed. A byte before the close means that this program was not killed.
+// closes that end if this program is killed. A byte before the close, which ~Child() sends, means that this program was
+// not killed.
 [[noreturn]] void run_guard(const Launch& launch) {
   ::setpgid(0, 0);  // so that Ctrl-C in the terminal does not reach the guard before it has ended the engine
   for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
@@ -63,41 +85,42 @@ struct Launch {
   ::setpgid(engine, engine);  // here too, because the engine may not have run its own call yet
   ::dup2(launch.parent_socket, kParentFd);
   ::close_range(kParentFd + 1, ~0U, 0);  // in particular this process's copy of the socket's other end
-  int status = 0;
-  bool parent_ended_in_order = false, engine_runs = true;
-  // The engine is started by a shell: after the shell has ended, its remaining processes must end, too.
+  // `engine` is a shell. Processes of its group that outlive it become children of the guard, which then ends them.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  for (int grace_ms_left = -1;;) {  // until SIGKILL; negative: the engine was not asked to end
-    for (int ended_status = 0; const pid_t ended_pid = ::waitpid(-1, &ended_status, WNOHANG);) {
-      if (ended_pid < 0) break;  // no child is left
-      if (ended_pid == engine) engine_runs = false, status = ended_status;
+  bool shell_runs = true;
+  bool end_was_announced = false;  // by a byte
+  int status = 0;                  // of the shell, once it has ended
+  int grace_ms_left = -1;          // until SIGKILL; negative: the group was not asked to end
+  for (;;) {
+    if (const auto shell_status = collect_ended_children(engine)) {
+      shell_runs = false;
+      status = *shell_status;
     }
-    if (!engine_runs && ::kill(-engine, 0) != 0) break;  // the engine's process group is empty
-    // The shell has ended, but other processes of its group run: they get the same time to end.
-    if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
+    // A negative number means the whole process group; signal 0 only looks for a process.
+    const bool group_is_empty = !shell_runs && ::kill(-engine, 0) != 0;
+    if (group_is_empty) break;
+    if (!shell_runs && grace_ms_left < 0) {  // the shell has ended by itself: its other processes get time to end
+      grace_ms_left = kGraceMs;
+      ::kill(-engine, SIGTERM);
+    }
     if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
-    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};  // -1: poll() watches nothing and only waits
+    // While the group ends, only its processes are awaited: with -1, poll() watches nothing and only waits.
+    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};
     const int ready = ::poll(&parent, 1, kPollMs);
     if (grace_ms_left > 0) grace_ms_left = std::max(0, grace_ms_left - kPollMs);
     if (ready <= 0) continue;  // nothing from this program: it still runs
     char byte = 0;
     if (::read(kParentFd, &byte, 1) > 0) {
-      parent_ended_in_order = true;
+      end_was_announced = true;  // the close follows
       continue;
     }
     grace_ms_left = kGraceMs;  // this program has closed the socket, or has ended
     ::kill(-engine, SIGTERM);
   }
-  // The engine has ended. If this program has ended without a byte, it was killed, and its folder is removed here.
-  pollfd parent{kParentFd, POLLIN, 0};
-  char byte = 0;
-  while (!parent_ended_in_order && ::poll(&parent, 1, 0) > 0) {
-    if (::read(kParentFd, &byte, 1) <= 0) {
-      if (!launch.remove_argv.empty()) ::execve(launch.remove_argv[0], launch.remove_argv.data(), launch.envp.data());
-      break;
-    }
-    parent_ended_in_order = true;
-  }
+  // The last process of the group may have ended before the loop saw that the socket was closed.
+  const bool parent_was_killed = !end_was_announced && parent_closed_without_byte();
+  if (parent_was_killed && !launch.remove_argv.empty())  // the command that removes the folder replaces the guard
+    ::execve(launch.remove_argv[0], launch.remove_argv.data(), launch.envp.data());
   ::_exit(WIFSIGNALED(status) ? kSignalled + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
@@ -181,6 +204,7 @@ Child::~Child() {
 
 std::optional<std::string> Child::how_ended() {
   int status = 0;
+  // Unchanged if the guard was collected in an earlier call, or still runs.
   if (how_ended_ || ::waitpid(guard_, &status, WNOHANG) != guard_) return how_ended_;
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalled + WTERMSIG(status);
   how_ended_ = code > kSignalled ? fmt::format("killed by signal {}", code - kSignalled)

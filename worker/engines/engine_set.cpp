@@ -26,7 +26,7 @@ EngineSet::~EngineSet() {
 
 std::size_t EngineSet::capacity() const {
   std::size_t sum = 0;
-  for (const auto& engine : engines_)  // one that is not ready takes no more sequences than it has
+  for (const auto& engine : engines_)  // an engine that is not ready takes no further sequences
     sum += engine->state() == EngineState::kReady ? engine->capacity() : engine->sequences_in_progress();
   return sum;
 }
@@ -35,9 +35,9 @@ std::ptrdiff_t EngineSet::free_places(const FolderEngine& engine) const {
   return static_cast<std::ptrdiff_t>(engine.capacity()) - static_cast<std::ptrdiff_t>(engine.sequences_in_progress());
 }
 
-// Returns the ready engine with the most free places. If none is ready, the one with the most free places among those
-// that are not broken. Equal prompts that come one after another go to the same engine while places are free, because
-// an engine reads them only once.
+// Returns the ready engine with the most free places. If none is ready, returns the one with the most free places among
+// those that are not broken. Equal prompts that come one after another go to the same engine while places are free,
+// because an engine reads them only once.
 std::size_t EngineSet::choose_engine(const Sequence& sequence) const {
   const FolderEngine& last = *engines_[last_engine_];
   if (last.state() == EngineState::kReady && free_places(last) > 0 && sequence.prompt == last_prompt_)

@@ -23,7 +23,7 @@ class EngineSet final : public Engine {
       : engines_(std::move(engines)), folder_(std::move(folder)), host_(std::move(host)) {}
   ~EngineSet() override;
 
-  // The sum over the engines. An engine that is not ready counts as full: as many as the sequences that it has.
+  // The sum over the engines. An engine that is not ready counts as full: its capacity is the number of its sequences.
   std::size_t capacity() const override;
   std::size_t sequences_in_progress() const override { return assigned_.size(); }
   void submit(Sequence sequence) override;

@@ -1,4 +1,4 @@
-// Implements the parser of numpy's arrays, by the description of the format NEP 1.
+// Parses numpy's arrays, whose format NEP 1 describes, and selects the experts of mixture layers.
 #include "worker/engines/expert_rows.hpp"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
   std::string bytes;
   bytes.reserve(text.size() / 4 * 3);
-  std::uint32_t bits = 0;
+  std::uint32_t bits = 0;  // the low 24 are those of the last four characters
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     int value = -1;
@@ -44,7 +44,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
     if (i % 4 != 3) continue;
     for (const int shift : {16, 8, 0}) bytes.push_back(static_cast<char>(bits >> shift & 0xff));
   }
-  for (std::size_t i = 0; i < padding; ++i) bytes.pop_back();  // not resize(), of which GCC 12 warns falsely
+  for (std::size_t i = 0; i < padding; ++i) bytes.pop_back();  // for resize(), GCC 12 would give a false warning
   return bytes;
 }
 
@@ -76,33 +76,26 @@ std::optional<std::array<std::size_t, 3>> three_sizes(std::string_view text) {
 }
 
 struct NumberType {
-  std::string_view name;  // in the header
+  std::string_view name;  // in the header, with its quotes: byte order, kind (i: signed, u: unsigned), bytes
   std::size_t bytes;
   bool is_signed;
 };
 constexpr NumberType kTypes[] = {{"'|u1'", 1, false}, {"'<u2'", 2, false}, {"'<i2'", 2, true}, {"'<i4'", 4, true}};
 
-// One number of an array, or -1 if it is no number of an expert.
+// One number of an array, or -1 if it cannot be the index of an expert.
 std::int16_t expert_at(const char* data, const NumberType& type) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, data, type.bytes);  // both numpy's number and this machine are little-endian
-  const std::int64_t value = type.is_signed && type.bytes == 4 ? static_cast<std::int32_t>(bits)
-                             : type.is_signed                  ? static_cast<std::int16_t>(bits)
-                                                               : std::int64_t{bits};
-  return value >= 0 && value <= std::numeric_limits<std::int16_t>::max() ? static_cast<std::int16_t>(value)
-                                                                         : std::int16_t{-1};
+  std::int64_t value = bits;
+  if (type.is_signed) value = type.bytes == 2 ? static_cast<std::int16_t>(bits) : static_cast<std::int32_t>(bits);
+  const bool is_expert = value >= 0 && value <= std::numeric_limits<std::int16_t>::max();
+  return is_expert ? static_cast<std::int16_t>(value) : std::int16_t{-1};
 }
 
-}  // namespace
-
-Result<data_plane::RoutedExperts> parse_expert_rows(std::string_view base64) {
-  if (base64.size() > kBase64BytesMax)
-    return corrupt("{} bytes, at most {} are allowed", base64.size(), kBase64BytesMax);
-  const std::optional<std::string> decoded = decode_base64(base64);
-  if (!decoded) return corrupt("expected base64, found '{}'", printable(base64, kShownBytesMax));
-  std::string_view file = *decoded;
+// Removes from a .npy file everything before its numbers. Returns the file's header, a Python dictionary as text.
+Result<std::string_view> take_header(std::string_view& file) {
   constexpr std::string_view kMagic = "\x93NUMPY";
-  constexpr std::size_t kVersionBytes = 2;
+  constexpr std::size_t kVersionBytes = 2;  // major and minor
   if (!file.starts_with(kMagic) || file.size() < kMagic.size() + kVersionBytes)
     return corrupt("expected a file of numpy, found '{}'", printable(file, kShownBytesMax));
   const char major = file[kMagic.size()];
@@ -117,6 +110,18 @@ Result<data_plane::RoutedExperts> parse_expert_rows(std::string_view base64) {
   if (header_bytes > file.size()) return corrupt("a header of {} bytes in {}", header_bytes, file.size());
   const std::string_view header = file.substr(0, header_bytes);
   file.remove_prefix(header_bytes);
+  return header;
+}
+
+}  // namespace
+
+Result<data_plane::RoutedExperts> parse_expert_rows(std::string_view base64) {
+  if (base64.size() > kBase64BytesMax)
+    return corrupt("{} bytes, at most {} are allowed", base64.size(), kBase64BytesMax);
+  const std::optional<std::string> decoded = decode_base64(base64);
+  if (!decoded) return corrupt("expected base64, found '{}'", printable(base64, kShownBytesMax));
+  std::string_view file = *decoded;  // its numbers, once take_header() has removed what precedes them
+  ECHO_ASSIGN(const std::string_view header, take_header(file));
   const auto type = std::ranges::find_if(
       kTypes, [&](const NumberType& candidate) { return field(header, "descr").starts_with(candidate.name); });
   const auto sizes = three_sizes(field(header, "shape"));
@@ -124,9 +129,11 @@ Result<data_plane::RoutedExperts> parse_expert_rows(std::string_view base64) {
     return corrupt("expected integers in the shape (tokens, layers, experts), found the header {}",
                    printable(header, kShownBytesMax));
   const auto [tokens, layers, per_token] = *sizes;
-  constexpr std::size_t kLayersMax = 4096, kPerTokenMax = 256;
-  if (layers < 1 || layers > kLayersMax || per_token < 1 || per_token > kPerTokenMax ||
-      tokens > data_plane::kExpertChoicesMax / (layers * per_token))
+  const bool layers_fit = layers >= 1 && layers <= data_plane::kExpertLayersMax;
+  const bool experts_fit = per_token >= 1 && per_token <= data_plane::kExpertsPerTokenMax;
+  // A division, because the product of all three could overflow; its divisor is at least 1.
+  const bool all_fit = layers_fit && experts_fit && tokens <= data_plane::kExpertChoicesMax / (layers * per_token);
+  if (!all_fit)
     return corrupt("{} tokens, {} layers and {} experts, expected at most {} numbers", tokens, layers, per_token,
                    data_plane::kExpertChoicesMax);
   const std::size_t count = tokens * layers * per_token;
@@ -139,25 +146,23 @@ Result<data_plane::RoutedExperts> parse_expert_rows(std::string_view base64) {
   // twice, none can be relied on, so all become -1.
   for (auto first = experts.values.begin(); first != experts.values.end();
        first += static_cast<std::ptrdiff_t>(per_token)) {
-    const auto last = first + static_cast<std::ptrdiff_t>(per_token);
-    std::sort(first, last);
-    const bool has_invalid = *first < 0, has_repeated = std::adjacent_find(first, last) != last;
-    if (has_invalid || has_repeated) std::fill(first, last, std::int16_t{-1});
+    const std::span<std::int16_t> choices(first, per_token);
+    if (!data_plane::sort_experts(choices)) std::ranges::fill(choices, std::int16_t{-1});
   }
   return experts;
 }
 
 void keep_mixture_layers(const model::ModelConfig& model, data_plane::RoutedExperts& experts) {
-  if (experts.choices() == 0) return;  // the server told no experts
+  if (experts.choices() == 0) return;  // the server reports no experts
   // kCarried: this program cannot compute the model, and does not know which of its layers are mixtures.
   if (model.family == model::Family::kCarried) return;
   const std::int64_t mixtures = model.mixture_layers();
   const bool has_known_layers = experts.layers == mixtures || experts.layers == model.layers;
   if (!model.experts || experts.per_token != model.experts->per_token || !has_known_layers) {
-    experts = {};
+    experts = {};  // experts of another model are of no use
     return;
   }
-  if (experts.layers == mixtures) return;  // there are no other layers to leave out
+  if (experts.layers == mixtures) return;  // the server has left out the other layers itself
   data_plane::RoutedExperts kept{static_cast<std::uint32_t>(mixtures), experts.per_token, {}};
   for (std::size_t token = 0; token < experts.tokens(); ++token)
     for (std::int64_t layer = 0; layer < model.layers; ++layer) {

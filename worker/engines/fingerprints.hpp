@@ -19,10 +19,12 @@ class ProbeNoise {
   // Nats per token. Two fp32 answers can differ this much if the server computes other requests at the same time.
   static constexpr double kNoiseMin = 2e-5;
 
-  // Records the distance of two answers under the same weights. Twice the largest distance becomes the bound.
+  // Records the distance of two answers under the same weights. Twice the largest distance becomes the bound, because
+  // other answers may differ by more than these two.
   void record_distance(double distance) { bound_ = std::max(bound_.value_or(0), 2 * distance); }
   // The noise to assume when a single answer is judged. Absent: no distance was recorded, so two answers are needed.
-  // `usual_distance`: Truth::usual_distance(); answers may differ that much while the server computes other requests.
+  // `usual_distance`: LearnerComparison::usual_distance(); answers may differ that much while the server computes other
+  // requests.
   std::optional<double> bound(double usual_distance) const {
     if (!bound_) return std::nullopt;
     return std::max({kNoiseMin, *bound_, usual_distance});
@@ -33,10 +35,11 @@ class ProbeNoise {
 };
 
 // Shows that weights changed when they had to, and that the same weights are present again after a restart. Does not
-// show that changed weights are the right ones; class Truth does that, if the learner sends its log-probabilities.
+// show that changed weights are the right ones; LearnerComparison does that, if the learner sends its
+// log-probabilities.
 class Fingerprints {
  public:
-  using Values = std::vector<double>;              // nats
+  using Values = std::vector<double>;              // log-probabilities of the text's tokens, nats
   static constexpr std::size_t kPoliciesMax = 16;  // number of policies whose answers are kept
   // Mean nats per token. Answers of one policy may differ this much, because kernels differ between server processes.
   static constexpr double kSameMax = 0.1;
@@ -50,7 +53,7 @@ class Fingerprints {
 
   // `noise`: the distance between two answers of the same weights in the same process.
   Verdict judge(const overlay::Digest& digest, const Values& values, double noise) const {
-    double own_distance = -1;  // negative: there is no earlier answer of this policy
+    std::optional<double> own_distance;  // absent: this policy has no earlier answer
     double nearest_other = std::numeric_limits<double>::infinity();
     for (const auto& [earlier_digest, earlier_values] : answers_) {
       const double earlier_distance = distance(earlier_values, values);
@@ -59,11 +62,12 @@ class Fingerprints {
       else
         nearest_other = std::min(nearest_other, earlier_distance);
     }
-    // For the same policy, the answer must also be nearer to this policy's earlier answer than to those of other
-    // policies. Differences within the noise do not count.
-    if (own_distance >= 0) {
-      const bool is_same = own_distance <= std::max(noise, kSameMax) && own_distance <= std::max(noise, nearest_other);
-      return is_same ? Verdict::kSame : Verdict::kOther;
+    // Under the same weights, the answer is near this policy's earlier answer, and not nearer to another policy's.
+    // Differences within the noise do not count.
+    if (own_distance) {
+      const bool is_near = *own_distance <= std::max(noise, kSameMax);
+      const bool is_nearest = *own_distance <= std::max(noise, nearest_other);
+      return is_near && is_nearest ? Verdict::kSame : Verdict::kOther;
     }
     return nearest_other <= noise ? Verdict::kStale : Verdict::kNew;
   }

@@ -45,14 +45,18 @@ Result<std::vector<std::string>> distribute_gpus(const std::vector<std::string>&
   const std::size_t count = engines.value_or(std::max<std::size_t>(1, gpus.size() / gpus_per_engine));
   // If this program finds no GPU, a single server may still compute on a CPU, or on a device of another vendor.
   const bool may_lack_gpus = count == 1 && gpus.empty();
-  if (gpus.size() < count * gpus_per_engine && !may_lack_gpus)
+  if (gpus.size() < count * gpus_per_engine && !may_lack_gpus) {
+    const std::string engine_count = count == 1 ? "1 engine" : fmt::format("{} engines", count);
+    const std::string_view need = count == 1 ? "needs" : "need";
+    const std::string found =
+        fmt::format("{}{}", gpus.size(), gpus.empty() ? "" : fmt::format(" ({})", fmt::join(gpus, ",")));
     return fail(Code::kInvalid, "engine",
-                "{} engine{} with worker.gpus_per_engine {} need{} {} GPUs, and this machine has {}{}: set "
-                "worker.engines (--engines) or worker.gpus_per_engine (--gpus-per-engine) to what it has, or name its "
-                "GPUs in {}",
-                count, count == 1 ? "" : "s", gpus_per_engine, count == 1 ? "s" : "", count * gpus_per_engine,
-                gpus.size(), gpus.empty() ? "" : fmt::format(" ({})", fmt::join(gpus, ",")), kVisibleGpusVariable);
-  if (count == 1) return std::vector<std::string>{""};  // "": one server may use all GPUs of this process
+                "{} with worker.gpus_per_engine {} {} {} GPUs, and this machine has {}: set worker.engines (--engines) "
+                "or worker.gpus_per_engine (--gpus-per-engine) to what it has, or name its GPUs in {}",
+                engine_count, gpus_per_engine, need, count * gpus_per_engine, found, kVisibleGpusVariable);
+  }
+  // A single server shares the GPUs with no other one, so it may use all that this process has.
+  if (count == 1) return std::vector<std::string>{""};
   std::vector<std::string> gpu_lists;
   for (std::size_t i = 0; i < count; ++i)
     gpu_lists.push_back(

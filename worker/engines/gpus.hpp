@@ -19,8 +19,8 @@ inline constexpr const char* kVisibleGpusVariable = "CUDA_VISIBLE_DEVICES";
 std::vector<std::string> find_gpus(const char* visible, const std::filesystem::path& device_folder);
 
 // Returns the value of CUDA_VISIBLE_DEVICES for each server. A single server gets an empty value: it uses all GPUs that
-// this process has. `engines`: the number of servers; absent: the number of GPUs / `gpus_per_engine`, at least one.
-// kInvalid: there are too few GPUs.
+// this process has. `gpus_per_engine`: not 0. `engines`: the number of servers; absent: the number of GPUs /
+// `gpus_per_engine`, at least one. kInvalid: there are too few GPUs.
 Result<std::vector<std::string>> distribute_gpus(const std::vector<std::string>& gpus, std::size_t gpus_per_engine,
                                                  std::optional<std::size_t> engines);
 

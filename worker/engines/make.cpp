@@ -30,7 +30,7 @@ Result<std::unique_ptr<Engine>> make_builtin(const EngineOptions& options, const
   builtin_options.cache_max = options.cache_max.value_or(builtin_options.cache_max);
   builtin_options.records_experts = task.spec.records_experts();
   builtin_options.policy_waits = host.policy_waits;
-  return options.builtin(builtin_options);
+  return options.builtin_maker(builtin_options);
 }
 
 }  // namespace
@@ -47,10 +47,10 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   if (!is_server && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation,
                 "a command, an address or a folder needs a server as engine: use --engine sglang or vllm");
-  if (is_server && options.device != "cpu")  // "cpu" is the default, so the user chose it
+  if (is_server && options.device != "cpu")  // the user has chosen a device: "cpu" is the default
     return fail(Code::kInvalid, kOperation,
                 "a device is only for the built-in engine: a server's own command chooses its device");
-  if (!is_server && !options.builtin)
+  if (!is_server && !options.builtin_maker)
     return fail(
         Code::kInvalid, kOperation,
         "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
@@ -58,18 +58,19 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   if (is_server && options.command.empty() == options.url.empty())  // neither, or both
     return fail(Code::kInvalid, kOperation,
                 "expected either a command that starts a server or the address of a running one");
-  const bool sets_number = options.engines || options.gpus_per_engine != 1;  // 1: the default
-  if (options.command.empty() && sets_number)
+  const bool sets_numbers = options.engines || options.gpus_per_engine != 1;  // 1 is the default
+  if (options.command.empty() && sets_numbers)
     return fail(Code::kInvalid, kOperation,
                 "a number of engines, or of GPUs per engine, is for servers that the worker starts by a command");
   const auto command_has = [&](std::string_view text) { return options.command.find(text) != std::string::npos; };
   // " --tp" is also the beginning of --tp-size; " -tp " needs its blanks, because "-tp" occurs inside other options.
   const bool uses_several_gpus = command_has("--tensor-parallel-size") || command_has(" --tp") || command_has(" -tp ");
-  // With --engines the user has chosen the shares: --engines 1 gives all GPUs to that engine.
-  if (uses_several_gpus && !command_has("{gpus}") && options.gpus_per_engine == 1 && !options.engines)
+  // Without --engines, one engine is started for each GPU, and sees no other GPU.
+  const bool gets_one_gpu = options.gpus_per_engine == 1 && !options.engines;
+  if (uses_several_gpus && gets_one_gpu && !command_has("{gpus}"))
     return fail(Code::kInvalid, kOperation,
-                "the command starts an engine on several GPUs, and each gets --gpus-per-engine, which is 1: set that "
-                "to the number of GPUs, and write {{gpus}} in its place in the command");
+                "the command starts an engine on several GPUs, but --gpus-per-engine is 1: set --gpus-per-engine to "
+                "the number of GPUs of one engine, and write {{gpus}} instead of that number in the command");
   if (options.engines == 0 || options.gpus_per_engine == 0)
     return fail(Code::kInvalid, kOperation, "expected at least one engine with at least one GPU");
   if (!options.command.empty())

@@ -21,8 +21,8 @@ struct EngineOptions {
   // several workers may share; otherwise 0.
   std::optional<unsigned> threads;
 
-  // The built-in engine. Empty in a program without libtorch, otherwise make_builtin_engine().
-  std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
+  // Makes the built-in engine: make_builtin_engine(), or empty in a program without libtorch.
+  std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin_maker;
   std::string device = "cpu";      // cpu, cuda or cuda:N
   std::optional<Bytes> cache_max;  // memory for keys and values; absent: the default of BuiltinOptions::cache_max
 
@@ -35,8 +35,8 @@ struct EngineOptions {
   std::string visible_gpus;            // the server's CUDA_VISIBLE_DEVICES; empty: the value of this process
   std::filesystem::path folder;        // for the policy's files; empty: a new folder in memory
   Duration patience = std::chrono::minutes(10);  // timeout of the server's start, of loading a policy, and of an answer
-  // Timeout of a call that only pauses or resumes generation. It may never return if the process that generates is
-  // dead, though the server lives.
+  // Timeout of a call that only pauses or resumes generation. Without a timeout, the call may wait for ever: the server
+  // may live on after the process in which it generates has died.
   Duration control_timeout = std::chrono::seconds(30);
   // Delay before a failed attempt to use a server is repeated; doubles with every failure.
   Duration first_retry_delay = std::chrono::milliseconds(250);

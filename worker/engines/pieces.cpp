@@ -55,8 +55,8 @@ Status append_sampled(const Task& task, const SampleRequest& sample_request, con
   // A server may stop at a stop string that response_end() below does not find. The response has then not ended: the
   // next request continues it.
   const bool may_have_stopped = !sample_request.stop_strings.empty() && count > 0;
-  if (!sampled.aborted && !response.ended && !may_have_stopped &&
-      std::ssize(sampled.tokens) < sample_request.tokens_max)
+  const bool may_be_short = sampled.aborted || response.ended || may_have_stopped;
+  if (std::ssize(sampled.tokens) < sample_request.tokens_max && !may_be_short)
     return corrupt(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count,
                                sample_request.tokens_max));
   if (count == 0) return ok();

@@ -62,8 +62,43 @@ void remove_unlocked_folders(const fs::path& memory_folder) {
   }
 }
 
+// Renames a locked folder to the first free name in `parent`, and returns its new path. A restarted worker then gives
+// its server the same path, by which vLLM finds its compiled code. After a failure, the folder is removed.
+Result<fs::path> take_numbered_name(const fs::path& unfinished, const fs::path& parent) {
+  std::error_code error;
+  for (int number = 1; number <= kFoldersMax; ++number) {
+    const fs::path path = parent / fmt::format("{}{}", kPrefix, number);
+    // Fails if a folder has that name already: it is not empty, because it contains at least its lock file.
+    fs::rename(unfinished, path, error);
+    if (!error) return path;
+  }
+  fs::remove_all(unfinished, error);
+  return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", parent.string(), kFoldersMax);
+}
+
+// Writes a checkpoint with these tensors into `folder`, with zeros as their values. Replaces what an interrupted
+// installation has left there.
+Status write_zeros(const fs::path& folder, delta::StateView tensors) {
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t largest_bytes = 1;  // not 0, because mmap() refuses that
+  for (const delta::TensorView& tensor : tensors) {
+    ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
+    sizes.push_back(bytes);
+    largest_bytes = std::max(largest_bytes, bytes);
+  }
+  // All tensors share one range of untouched memory as content, which takes no space.
+  void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (zeros == MAP_FAILED) return os_error("install policy", folder);
+  const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    tensors[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+  return delta::write_checkpoint(folder, tensors);
+}
+
 // Whether the write changes its tensor. A delta may contain empty writes, for unchanged tensors.
-bool has_values(const delta::TensorWrite& write) { return write.whole || !write.positions.empty(); }
+bool changes_values(const delta::TensorWrite& write) { return write.whole || !write.positions.empty(); }
 
 }  // namespace
 
@@ -75,7 +110,7 @@ fs::path first_large_folder(const std::vector<fs::path>& folders, Bytes bytes) {
         static_cast<std::uint64_t>(file_system.f_blocks) * file_system.f_frsize >= bytes.count + kReservedBytes)
       return folder;
   }
-  return folders.front();
+  return folders.front();  // PolicyFolder::install() then reports the missing space
 }
 
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
@@ -85,7 +120,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
   std::unique_ptr<PolicyFolder> policy_folder(
       new PolicyFolder(threads, std::move(repeated), std::move(adapter_config)));
   std::error_code error;
-  if (chosen_path.empty()) {
+  if (chosen_path.empty()) {  // the user has chosen no folder
     remove_unlocked_folders(memory_folder);
     std::string unfinished_path = fmt::format("{}/{}XXXXXX", memory_folder.string(), kUnfinishedPrefix);
     if (::mkdtemp(unfinished_path.data()) == nullptr) return os_error(kOperation, memory_folder);
@@ -94,22 +129,8 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
       fs::remove_all(unfinished_path, error);
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory_folder.string());
     }
-    // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
-    // by the path. The folder is locked before it gets its name, because other workers remove unlocked folders of this
-    // prefix. The rename fails if a folder has that name already, because that folder is not empty: it contains at
-    // least its lock file.
-    for (int number = 1;; ++number) {
-      const fs::path path = memory_folder / fmt::format("{}{}", kPrefix, number);
-      fs::rename(unfinished_path, path, error);
-      if (!error) {
-        policy_folder->path_ = path;
-        break;
-      }
-      if (number == kFoldersMax) {
-        fs::remove_all(unfinished_path, error);
-        return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory_folder.string(), kFoldersMax);
-      }
-    }
+    // Locked before it has a name with kPrefix, because other workers remove unlocked folders with such a name.
+    ECHO_ASSIGN(policy_folder->path_, take_numbered_name(unfinished_path, memory_folder));
     policy_folder->is_new_ = true;
   } else {
     const fs::path path = fs::absolute(chosen_path);
@@ -131,7 +152,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
 }
 
 PolicyFolder::~PolicyFolder() {
-  if (path_.empty()) return;  // make() failed before the folder was locked, so its content may be another worker's
+  if (path_.empty()) return;  // make() failed before it locked a folder, whose content may be another worker's
   remove_content(path_);
   std::error_code ignored;
   fs::remove(path_ / kLockFile, ignored);
@@ -146,7 +167,7 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
     ECHO_TRY(install_snapshot(publication));
   } else {
     ECHO_ASSIGN(const auto writes, arriving_.finish_delta(publication, version_));
-    ECHO_TRY(check_base_unchanged(writes));
+    ECHO_TRY(check_only_adapter_changes(writes));
     version_.reset();  // the files hold no version until all is written
     for (const delta::TensorWrite& tensor_write : writes) apply_write(tensor_write);
   }
@@ -160,29 +181,29 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
 // removes.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   auto state = arriving_.finish_snapshot(publication);
-  if (!state) {
+  if (!state) {  // the installed policy's files are unchanged
     arriving_weights_.reset();
     std::error_code ignored;
     fs::remove_all(path_ / kArrivingFolder, ignored);
     return std::move(state).error();
   }
   const delta::StateView tensors = state->view();
-  const bool is_in_new_files =  // make_state() has created files for this snapshot, and it was decoded into them
+  const bool is_in_new_files =  // make_state() has created files, into which this snapshot was decoded
       arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data();
   if (is_in_new_files) {
     version_.reset();
     return publish_files();
   }
   if (!delta::check_same_tensors(weights_->policy, tensors)) {
-    // The snapshot was decoded into memory that was laid out for the policy installed then. A policy with other tensors
-    // has replaced that one meanwhile.
+    // When the snapshot began to arrive, the installed policy had the same tensors, so it was decoded into ordinary
+    // memory. A policy with other tensors has been installed meanwhile.
     ECHO_ASSIGN(arriving_weights_, create_files(tensors));
     for (std::size_t i = 0; i < tensors.size(); ++i)
       std::copy(tensors[i].bytes.begin(), tensors[i].bytes.end(), arriving_weights_->memory[i].begin());
     version_.reset();
     return publish_files();
   }
-  // With an adapter, unchanged tensors are left out, because check_base_unchanged() takes every write as a change.
+  // With an adapter, unchanged tensors are left out: check_only_adapter_changes() takes every whole write as a change.
   std::vector<delta::TensorWrite> writes;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!has_adapter() || !std::ranges::equal(tensors[i].bytes, weights_->memory[i]))
@@ -194,7 +215,7 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
                         .positions = {},
                         .values = tensors[i].bytes,
                         .memory = {}});
-  ECHO_TRY(check_base_unchanged(writes));
+  ECHO_TRY(check_only_adapter_changes(writes));
   version_.reset();
   for (const delta::TensorWrite& write : writes) apply_write(write);
   return ok();
@@ -204,46 +225,36 @@ Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layou
   arriving_weights_.reset();
   if (layout.empty()) return fail(Code::kInvalid, "install policy", "expected tensors, found none");
   const Status same_tensors = delta::check_same_tensors(weights_->policy, layout);
-  if (same_tensors) return delta::OwnedState::empty_like(layout);  // the files stay, and get the values later
-  if (has_adapter() && !weights_->policy.empty()) return same_tensors.error();  // the base must stay the same
+  // Ordinary memory: install_snapshot() copies the values to the files, which the server may still read now.
+  if (same_tensors) return delta::OwnedState::empty_like(layout);
+  const bool is_first = weights_->policy.empty();
+  if (has_adapter() && !is_first) return same_tensors.error();  // the files of an adapter's base are never replaced
   ECHO_ASSIGN(arriving_weights_, create_files(layout));
   return delta::OwnedState::over(layout, arriving_weights_->memory, arriving_weights_);
 }
 
 Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
   // The files hold the policy's tensors and the repeated one. An adapter's tensors stay in memory instead.
-  std::uint64_t total_bytes = 0, largest_bytes = 1;  // at least 1, because mmap() refuses 0
-  delta::StateView file_tensors, adapter;
-  std::ranges::partition_copy(layout, std::back_inserter(adapter), std::back_inserter(file_tensors),
+  delta::StateView file_tensors, adapter_tensors;
+  std::ranges::partition_copy(layout, std::back_inserter(adapter_tensors), std::back_inserter(file_tensors),
                               [this](const delta::TensorView& tensor) { return is_of_adapter(tensor); });
-  const bool found_adapter = !adapter.empty();
+  const bool found_adapter = !adapter_tensors.empty();
   if (found_adapter != has_adapter())
-    return fail(Code::kInvalid, "install policy", "{} tensors of an adapter, expected {}", adapter.size(),
+    return fail(Code::kInvalid, "install policy", "{} tensors of an adapter, expected {}", adapter_tensors.size(),
                 has_adapter() ? "some" : "none");
   for (const delta::TensorView& tensor : layout)
     if (repeated_ && tensor.name == repeated_->source_name) {
       file_tensors.push_back(tensor);  // the second copy
       file_tensors.back().name = repeated_->copy_name;
     }
-  std::vector<std::uint64_t> sizes;
+  std::uint64_t total_bytes = 0;
   for (const delta::TensorView& tensor : file_tensors) {
     ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
-    sizes.push_back(bytes);
     total_bytes += bytes;
-    largest_bytes = std::max(largest_bytes, bytes);
   }
   ECHO_TRY(check_free_space(total_bytes));
-  // The files begin with tensors of zeros. All tensors share one range of untouched memory as content, which takes no
-  // space.
-  void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (zeros == MAP_FAILED) return os_error("install policy", path_);
-  const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
-  for (std::size_t i = 0; i < file_tensors.size(); ++i)
-    file_tensors[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
   const fs::path folder = path_ / kArrivingFolder;
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);  // what an interrupted installation has left
-  ECHO_TRY(delta::write_checkpoint(folder, file_tensors));
+  ECHO_TRY(write_zeros(folder, std::move(file_tensors)));
 
   auto weights = std::make_shared<Weights>();
   ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
@@ -258,7 +269,7 @@ Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const 
     memory_by_name[tensor.name] = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
   }
   if (repeated_) weights->repeated_memory = memory_by_name[repeated_->copy_name];
-  ECHO_ASSIGN(weights->adapter, delta::OwnedState::empty_like(adapter));
+  ECHO_ASSIGN(weights->adapter, delta::OwnedState::empty_like(adapter_tensors));
   for (std::size_t i = 0; i < weights->adapter.size(); ++i)
     memory_by_name[weights->adapter.name(i)] = weights->adapter.mutable_bytes(i);
   for (delta::TensorView tensor : layout) {
@@ -285,13 +296,13 @@ Status PolicyFolder::publish_files() {
     std::error_code ignored;
     fs::remove(file, ignored);
   }
-  // Moved in the order of names, so the index, if there is one, comes last: when it appears, all files that it names
-  // are there.
+  // Moved in the order of names. Those of the files are such that the index, which names the others, comes last.
   std::set<fs::path> new_files;
   for (fs::directory_iterator it(path_ / kArrivingFolder, error), end; !error && it != end; it.increment(error))
     new_files.insert(it->path());
+  if (error) return fail(Code::kIo, "install policy", "{}: {}", (path_ / kArrivingFolder).string(), error.message());
   for (const fs::path& file : new_files) {
-    if (!error) fs::rename(file, path_ / file.filename(), error);
+    fs::rename(file, path_ / file.filename(), error);
     if (error) return fail(Code::kIo, "install policy", "{}: {}", file.string(), error.message());
   }
   fs::remove(path_ / kArrivingFolder, error);
@@ -311,7 +322,7 @@ std::vector<std::string> PolicyFolder::changed_tensors(std::uint64_t since) cons
 }
 
 void PolicyFolder::apply_write(const delta::TensorWrite& write) {
-  if (has_values(write)) last_change_[write.tensor] = revision_;
+  if (changes_values(write)) last_change_[write.tensor] = revision_;
   write.write_to(weights_->memory[write.tensor].subspan(write.first_byte, write.byte_count));
   if (write.tensor == weights_->repeated_index)
     write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
@@ -321,10 +332,11 @@ bool PolicyFolder::is_of_adapter(const delta::TensorView& tensor) const {
   return has_adapter() && model::is_adapter_tensor(tensor.name);
 }
 
-Status PolicyFolder::check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const {
+Status PolicyFolder::check_only_adapter_changes(const std::vector<delta::TensorWrite>& writes) const {
   if (!has_adapter()) return ok();
   for (const delta::TensorWrite& write : writes)
-    if (const delta::TensorView& tensor = weights_->policy[write.tensor]; !is_of_adapter(tensor) && has_values(write))
+    if (const delta::TensorView& tensor = weights_->policy[write.tensor];
+        !is_of_adapter(tensor) && changes_values(write))
       return fail(Code::kInvalid, "install policy",
                   "'{}' of the base differs from the first version: only an adapter's tensors may change", tensor.name);
   return ok();

@@ -101,14 +101,14 @@ class PolicyFolder {
 
   Status install_snapshot(const overlay::Publication& publication);
   // Makes the memory into which an arriving snapshot is decoded: new files if the snapshot has other tensors than the
-  // policy, so that they will replace its files; otherwise ordinary memory.
+  // installed policy, whose files the new ones then replace; otherwise ordinary memory, which is copied into the files.
   Result<delta::OwnedState> make_state(const delta::StateView& layout);
   Result<std::shared_ptr<Weights>> create_files(const delta::StateView& layout) const;
   // Moves the arriving files to the place of the policy's files.
   Status publish_files();
   // Whether the tensor belongs to the adapter; false if the policies have none.
   bool is_of_adapter(const delta::TensorView& tensor) const;
-  Status check_base_unchanged(const std::vector<delta::TensorWrite>& writes) const;
+  Status check_only_adapter_changes(const std::vector<delta::TensorWrite>& writes) const;
   void apply_write(const delta::TensorWrite& write);
   Status check_free_space(std::uint64_t bytes) const;
 

@@ -69,9 +69,8 @@ struct Step {
 // An update for a receiver: echoline's plug-in in the server, which reads changed tensors from the policy's folder.
 struct Handover {
   Version version;
-  // The version that the receiver has loaded, and the names of the tensors that differ from it. Absent: all may differ.
-  std::optional<Version> base;
-  std::vector<std::string> changed;
+  std::optional<Version> base;       // the version that the receiver has loaded; absent: all tensors may differ
+  std::vector<std::string> changed;  // names of the tensors that differ from `base`
 };
 
 // Limits of the adapters (LoRA) that the server takes.
@@ -138,6 +137,7 @@ class Protocol {
   virtual std::vector<Step> hand_over(const Handover&) const { return {}; }
   virtual std::vector<Step> abort_handover() const { return {}; }
   virtual Step resume() const = 0;
+
   // Adapters are loaded beside each other, while responses go on under earlier ones. adapter_limits() parses the answer
   // to adapter_limits_request(), of any status. kInvalid: the server was started without adapters, or would crash under
   // them.

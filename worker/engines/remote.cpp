@@ -16,17 +16,16 @@
 #include "worker/engines/child.hpp"
 #include "worker/engines/fingerprints.hpp"
 #include "worker/engines/gpus.hpp"
+#include "worker/engines/learner_comparison.hpp"
 #include "worker/engines/pieces.hpp"
 #include "worker/engines/remote_phase.hpp"
 #include "worker/engines/remote_state.hpp"
 #include "worker/engines/served_adapters.hpp"
-#include "worker/engines/truth.hpp"
 #include "worker/groups.hpp"
 
 namespace echoline::worker {
 namespace {
 
-constexpr std::string_view kEngineOperation = "engine";  // the operation in errors
 // A request asks for at most this many tokens: a broken connection loses them, and they count as progress only when the
 // answer comes.
 constexpr std::int64_t kTokensPerRequestMax = 512;
@@ -39,13 +38,12 @@ constexpr Duration kHealthTimeout = std::chrono::seconds(5);
 // checks in a row, the server counts as dead.
 constexpr Duration kWatchDelay = std::chrono::seconds(2), kWatchInterval = std::chrono::seconds(1);
 constexpr int kFailedChecksMax = 3;
-// An errand is one step of a script of calls to the server. advance_script() treats these two differently.
-constexpr std::string_view kResumeErrand = "resume", kProbeErrand = "probe";
 // A wait for the server is logged after kWaitLogDelay, and then at an interval.
 constexpr Duration kWaitLogDelay = std::chrono::seconds(10), kWaitLogInterval = std::chrono::minutes(1);
 // Once the server is paused, the engine waits for the responses that this aborted: kDrainMax at most, kDrainQuiet after
 // the last one. It cannot wait for all, because a paused server does not answer a request that reaches it then.
 constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
+constexpr Duration kWaitStep = std::chrono::seconds(1);  // a wait this long for the server counts as one step of work
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kNoTimeout = std::chrono::hours(24);  // process_events() limits the wait for responses instead
 constexpr std::size_t kAnswerBytesMax = 64u << 20;       // of a body; 64 MiB
@@ -82,15 +80,18 @@ class Remote final : public FolderEngine {
   std::vector<Outcome> poll(Duration time) override {
     const TimePoint end = clock_.now() + time;
     process_events(Duration{});
-    for (TimePoint now = clock_.now(); outcomes_.empty() && !unfinished_.empty() && !phase_.is(kBroken) && now < end;
-         now = clock_.now())
+    const auto has_reason_to_wait = [this] { return outcomes_.empty() && !unfinished_.empty() && !phase_.is(kBroken); };
+    for (TimePoint now = clock_.now(); has_reason_to_wait() && now < end; now = clock_.now())
       process_events(std::min(end - now, kEventsWait));
     return std::exchange(outcomes_, {});
   }
 
   void abort(std::uint64_t id) override {
     if (const auto it = unfinished_.find(id); it != unfinished_.end()) {
-      if (it->second.request != 0) http_.cancel(it->second.request), in_flight_.erase(it->second.request);
+      if (const std::uint64_t request = it->second.request; request != 0) {  // 0: the sequence is in the queue
+        http_.cancel(request);
+        in_flight_.erase(request);
+      }
       std::erase(queue_, id);
       unfinished_.erase(it);
     }
@@ -105,6 +106,7 @@ class Remote final : public FolderEngine {
     release_folder();
     ECHO_TRY(folder_->install(publication));
     begin_load(publication);
+    // A policy that is not activated is not loaded, so there is nothing to wait for.
     while (publication.activate && !phase_.is(kReady) && !phase_.is(kBroken)) {
       if (host_.stop && *host_.stop) return fail(Code::kCancelled, "install policy", "asked to stop");
       process_events(kEventsWait);
@@ -113,17 +115,19 @@ class Remote final : public FolderEngine {
     return status();
   }
   void release_folder() override {
-    if (phase_.is(kWaking) && starts_server())  // not reset: to load twice costs less than to start the server again
-      server_.read_changing_files = !folder_->has_adapter();  // the files of an adapter's base do not change
+    if (phase_.is(kWaking) && starts_server())
+      // No reset, because a second load costs less than a second start. The files of an adapter's base do not change.
+      server_.read_changing_files = !folder_->has_adapter();
     else if (phase_.awaits_health_check() || phase_.is(kLoading))
-      reset_server();
+      reset_server();  // otherwise the engine could become ready with the earlier policy
   }
   void begin_load(const overlay::Publication& publication) override {
     schema::PolicyNote note;
     if (!note.ParseFromString(publication.note)) note.Clear();  // the note only helps the check of the weights
     proof_.learner_logprobs.assign(note.probe_logprobs().begin(), note.probe_logprobs().end());
     if (!publication.activate) return;  // a newer policy waits, so the server need not load this one
-    if (phase_.is(kReady) && policy_.version && folder_->digest() == policy_.digest)
+    const bool has_these_weights = policy_.version && folder_->digest() == policy_.digest;
+    if (phase_.is(kReady) && has_these_weights)
       announce_version();
     else if (phase_.is(kReady))
       load(WeightsSource::kLoaded);
@@ -139,6 +143,7 @@ class Remote final : public FolderEngine {
   }
   std::optional<Version> version() const override { return policy_.version; }
   const overlay::Digest& digest() const override { return policy_.digest; }
+  // A load ends soon, so sequences may wait in the queue meanwhile.
   bool can_take_work() const override { return phase_.is(kReady) || phase_.is(kLoading); }
   Status status() const override {
     if (phase_.error()) return *phase_.error();
@@ -153,7 +158,7 @@ class Remote final : public FolderEngine {
   // Advances the engine by one step: sends what is due, and handles answers, for which it waits for at most `wait`.
   void process_events(Duration wait) {
     const TimePoint now = clock_.now();
-    if (phase_.is(kBroken) || phase_.is(kEmpty)) return;
+    if (phase_.is(kBroken) || phase_.is(kEmpty)) return;  // no server is in use
     if (child_)
       if (const auto ending = child_->how_ended()) {
         child_.reset();
@@ -166,7 +171,10 @@ class Remote final : public FolderEngine {
     if (phase_.is(kReady) && !in_flight_.empty() && now - last_answer_at_ > options_.patience)
       return on_server_lost(fmt::format("no answer for {}", to_text(options_.patience)));
     // A wait for the server counts as progress, so that the learner does not take the leases back meanwhile.
-    if (!phase_.is(kReady) && now - last_wait_step_at_ > std::chrono::seconds(1)) ++progress_, last_wait_step_at_ = now;
+    if (!phase_.is(kReady) && now - last_wait_step_at_ > kWaitStep) {
+      ++progress_;
+      last_wait_step_at_ = now;
+    }
     for (const HttpAnswer& answer : http_.poll(wait)) {
       if (answer.request == script_.request) {
         script_.request = 0;  // cleared before the calls below, which may send the next request
@@ -184,7 +192,7 @@ class Remote final : public FolderEngine {
         last_answer_at_ = clock_.now();
         on_sample_answer(id, answer);
       }
-      if (phase_.is(kBroken)) return;
+      if (phase_.is(kBroken)) return;  // the other answers are of no use
     }
   }
 
@@ -201,7 +209,7 @@ class Remote final : public FolderEngine {
     attempts_.next_health_check = now;
     attempts_.wait_begun = now;
     attempts_.next_log = now + kWaitLogDelay;
-    if (!starts_server()) return;
+    if (!starts_server()) return;  // check_health() contacts it
     const int port = free_port();
     url_ = fmt::format("http://127.0.0.1:{}", port);
     const std::string command = server_command(options_.command, folder_->path(), port, options_.gpus_per_engine);
@@ -209,6 +217,7 @@ class Remote final : public FolderEngine {
     if (!options_.visible_gpus.empty()) environment.emplace_back(kVisibleGpusVariable, options_.visible_gpus);
     log::info("starts {}{}: {}", protocol_->name(),
               options_.visible_gpus.empty() ? "" : " on GPU " + options_.visible_gpus, command);
+    // A folder that the user has chosen is never removed.
     auto child = Child::start(command, environment,
                               /*remove_after=*/folder_->is_new() ? folder_->path() : std::filesystem::path());
     if (!child) return fail_attempt(child.error().message());
@@ -225,7 +234,7 @@ class Remote final : public FolderEngine {
                 to_text(options_.patience), attempts_.last_health_answer);
       attempts_.next_log = now + kWaitLogInterval;
     }
-    if (script_.request != 0 || now < attempts_.next_health_check) return;
+    if (script_.request != 0 || now < attempts_.next_health_check) return;  // a check is in progress, or not due
     script_.request = send(protocol_->health(), kHealthTimeout);
     attempts_.next_health_check = now + kHealthInterval;
   }
@@ -239,7 +248,7 @@ class Remote final : public FolderEngine {
       return load(has_read_folder ? WeightsSource::kStarted : WeightsSource::kLoaded);
     }
     // A server that this worker started is still the same process and keeps its weights: a script without errands makes
-    // the engine ready again. At an address, another process may answer now.
+    // the engine ready again. At an address, another process may answer now, perhaps with another receiver.
     begin_script();
     if (!starts_server()) {
       server_.receiver_version.reset();
@@ -266,8 +275,9 @@ class Remote final : public FolderEngine {
           fail(Code::kIo, kEngineOperation, "{} no longer holds a complete policy", folder_->path().string()));
     if (server_.are_features_known) return bring_to_target(source);
     const std::optional<Call> interface = protocol_->interface_request();
-    if (!interface) return query_receiver(source);
-    if (!starts_server()) add_errand(kResumeErrand, protocol_->resume());  // another worker may have left it paused
+    if (!interface) return query_receiver(source);  // all releases have the same interface
+    // Another worker may have left a server at an address paused. Then it would not answer the trial.
+    if (!starts_server()) add_errand(kResumeErrand, protocol_->resume());
     script_.errands.push_back({.name = "interface",
                                .call = interface,
                                .on_answer = [this, source](const HttpAnswer& answer) -> Status {
@@ -293,11 +303,13 @@ class Remote final : public FolderEngine {
            if (answer.status == 0) return no_answer(answer, "receiver");
            const Status receiver_status = protocol_->on_receiver_response(answer.status, answer.body);
            server_.has_receiver = receiver_status.has_value();
-           log::info("{} {}", protocol_->name(),
-                     receiver_status ? "takes policies by echoline's plug-in, from memory"
-                                     : fmt::format("loads policies by reading its folder again, which takes "
-                                                   "longer; the server's answer about echoline's plug-in: {}",
-                                                   receiver_status.error().detail));
+           if (server_.has_receiver)
+             log::info("{} takes policies by echoline's plug-in, from memory", protocol_->name());
+           else
+             log::info(
+                 "{} loads policies by reading its folder again, which takes longer; the server's answer about "
+                 "echoline's plug-in: {}",
+                 protocol_->name(), receiver_status.error().detail);
            server_.are_features_known = true;
            bring_to_target(source);
            return ok();
@@ -310,7 +322,8 @@ class Remote final : public FolderEngine {
         {"adapters", protocol_->adapter_limits_request(), [this, source](const HttpAnswer& answer) -> Status {
            if (answer.status == 0) return no_answer(answer, protocol_->adapter_limits_request().path);
            const auto limits = protocol_->adapter_limits(answer.status, answer.body);
-           if (!limits && limits.error().code != Code::kInvalid) return limits.error();  // kInvalid: it takes none
+           // kInvalid: the server takes no adapters, so another attempt would not help. Other errors may pass.
+           if (!limits && limits.error().code != Code::kInvalid) return limits.error();
            const std::string problem = limits ? why_unfit(*limits, *task_.model.adapter) : limits.error().detail;
            if (!problem.empty())
              return give_up(fail(Code::kInvalid, kEngineOperation,
@@ -328,7 +341,7 @@ class Remote final : public FolderEngine {
   // Adds the errands that load the target's adapter beside the earlier adapters. The server keeps its base and is not
   // paused.
   void bring_adapter(WeightsSource source) {
-    const bool is_new_server = server_.base_logprobs.empty();
+    const bool is_new_server = server_.base_logprobs.empty();  // the probe below has not been answered
     if (is_new_server) {
       if (!starts_server()) check_served_folder();
       check_temperature();
@@ -345,9 +358,10 @@ class Remote final : public FolderEngine {
     std::set<std::string> names_in_use;
     for (const auto& [id, unfinished] : unfinished_) names_in_use.insert(unfinished.adapter);
     for (const std::string& old_name : adapters_.make_room(name, names_in_use)) unload_adapter(old_name, name);
-    // Another worker may have left an adapter of that name in a server that is not a child.
+    // Another worker may have left an adapter of that name in a server at an address.
     if (is_new_server && !starts_server()) unload_adapter(name, name);
-    script_.sampling_continues = policy_.version && !adapters_.empty();  // an adapter is loaded beside the others
+    // The adapter is loaded beside earlier ones, so responses can go on under these.
+    script_.sampling_continues = policy_.version && !adapters_.empty();
     add_errand("load", protocol_->load_adapter(name, *folder));
     check_weights(source, name);
   }
@@ -358,7 +372,7 @@ class Remote final : public FolderEngine {
     std::vector<std::uint64_t> requests;
     for (const auto& [request, id] : in_flight_)
       if (unfinished_.at(id).adapter == name) requests.push_back(request);
-    for (const std::uint64_t request : requests) queue_again(request);
+    for (const std::uint64_t request : requests) cancel_and_requeue(request);
     script_.errands.push_back({"unload", protocol_->unload_adapter(name),
                                [this, name, is_next = name == next_name](const HttpAnswer& answer) -> Status {
                                  if (answer.status == 0) return no_answer(answer, "unload of an adapter");
@@ -371,7 +385,7 @@ class Remote final : public FolderEngine {
   void bring_to_target(WeightsSource source) {
     if (folder_->has_adapter()) return bring_adapter(source);
     update_possible_versions();
-    if (source == WeightsSource::kStarted) {  // it has the target already
+    if (source == WeightsSource::kStarted) {  // it has the target already, but does not know the version
       for (const Step& step : protocol_->name_weights(*policy_.target)) add_errand("version", step);
       check_temperature();
       check_weights(source, /*adapter=*/{});
@@ -401,7 +415,7 @@ class Remote final : public FolderEngine {
   void check_load() {
     add_load();
     script_.errands.push_back(probe(/*adapter=*/{}, [this](TextScores probed) -> Status {
-      const double bound = server_.noise.bound(proof_.truth.usual_distance()).value_or(ProbeNoise::kNoiseMin);
+      const double bound = server_.noise.bound(proof_.comparison.usual_distance()).value_or(ProbeNoise::kNoiseMin);
       if (judge(probed.logprobs, bound) == Verdict::kSame) return ok();
       const std::string_view way = server_.has_receiver ? "by echoline's plug-in" : "by reading its folder again";
       if (!server_.has_receiver)  // there is no other way to load a policy
@@ -431,6 +445,7 @@ class Remote final : public FolderEngine {
                                  .call = step.call,
                                  .on_answer = [this, step](const HttpAnswer& answer) -> Status {
                                    if (answer.status == 0) return no_answer(answer, step.call.path);
+                                   // The server lives, so only its receiver has failed.
                                    const Status done = expect_success(answer, step.call.path);
                                    if (!done) fall_back_to_reload(done.error().detail);
                                    return ok();
@@ -474,8 +489,8 @@ class Remote final : public FolderEngine {
   // For a new version with the same weights: only the version is announced to the server.
   void announce_version() {
     policy_.target = folder_->version();
-    if (folder_->has_adapter()) {
-      adapters_.rename_newest(*policy_.target);
+    if (folder_->has_adapter()) {  // the server knows no versions of adapters
+      adapters_.set_newest_version(*policy_.target);
       policy_.version = policy_.target;
       return;
     }
@@ -492,16 +507,17 @@ class Remote final : public FolderEngine {
   // Adds the check that the server was started on this worker's folder, because it loads no other.
   void check_served_folder() {
     const std::optional<Call> call = protocol_->served_folder_request();
-    if (!call) return;
+    if (!call) return;  // this kind of server does not tell its folder
     script_.errands.push_back({"model", call, [this](const HttpAnswer& answer) -> Status {
-                                 if (answer.status == 404 || answer.status == 405) return ok();  // no such call
+                                 // 404 or 405: the release lacks this call, so its folder is unknown.
+                                 if (answer.status == 404 || answer.status == 405) return ok();
                                  ECHO_TRY(expect_success(answer, protocol_->served_folder_request()->path));
                                  const std::filesystem::path served = protocol_->parse_served_folder(answer.body);
                                  std::error_code ignored;
                                  // Empty: the answer names no folder. A path that does not exist here is on the
-                                 // server's own machine or container.
-                                 if (served.empty() || !std::filesystem::is_directory(served, ignored) ||
-                                     std::filesystem::equivalent(served, folder_->path(), ignored))
+                                 // server's own machine or container, so it cannot be compared.
+                                 const bool is_here = !served.empty() && std::filesystem::is_directory(served, ignored);
+                                 if (!is_here || std::filesystem::equivalent(served, folder_->path(), ignored))
                                    return ok();
                                  return fail(Code::kInvalid, kEngineOperation,
                                              "it serves {}, expected the folder that this worker writes policies to, "
@@ -510,55 +526,50 @@ class Remote final : public FolderEngine {
                                }});
   }
 
-  // Sends the next errand if the last one was answered. At the end of the script, the server has the target.
+  // Sends the next errand if the last one was answered.
   void advance_script(TimePoint now) {
     std::deque<Errand>& errands = script_.errands;
-    if (script_.request != 0) return watch_health(now);
-    TimePoint& drain_deadline = script_.drain_deadline;
-    if (!errands.empty() && !errands.front().call) {  // the errand that waits for aborted responses
-      if (drain_deadline == kNever) drain_deadline = now + kDrainMax, last_answer_at_ = now;
-      if (!in_flight_.empty() && now < std::min(drain_deadline, last_answer_at_ + kDrainQuiet)) return;
+    if (script_.request != 0) return watch_health(now);  // not answered yet
+    if (!errands.empty() && !errands.front().call) {     // the errand that waits for aborted responses
+      if (script_.drain_deadline == kNever) {
+        script_.drain_deadline = now + kDrainMax;
+        last_answer_at_ = now;  // kDrainQuiet begins here if no response returns
+      }
+      const TimePoint drain_end = std::min(script_.drain_deadline, last_answer_at_ + kDrainQuiet);
+      if (!in_flight_.empty() && now < drain_end) return;
       requeue_all();
-      drain_deadline = kNever;
+      script_.drain_deadline = kNever;
       errands.pop_front();
     }
-    if (errands.empty()) {
-      phase_.move(kReady);
-      if (std::exchange(attempts_.next_log, kNever) != kNever)
-        log::info("{} works, after {:.1f} s", protocol_->name(), seconds(now - attempts_.wait_begun));
-      last_answer_at_ = now;
-      policy_.version = policy_.target;
-      policy_.digest = folder_->digest();
-      if (script_.handed_over) {
-        server_.receiver_version = policy_.target;
-        server_.receiver_revision = folder_->revision();
-      }
-      std::string times;
-      for (const auto& [name, time] : script_.times) times += fmt::format(", {} {:.3f}", name, seconds(time));
-      log::info("{} has version {} after {:.3f} s{}", protocol_->name(), *policy_.version, seconds(now - script_.begun),
-                times);
-      return;
-    }
+    if (errands.empty()) return finish_script(now);
     script_.errand_begun = now;
     script_.watch = {};
     if (script_.early_probe != 0 && errands.front().name != kResumeErrand) {  // this errand is the probe, sent already
-      script_.request = std::exchange(script_.early_probe, 0);
-      if (const auto answer = std::exchange(script_.early_probe_answer, std::nullopt)) {
-        script_.request = 0;
+      const std::uint64_t probe_request = std::exchange(script_.early_probe, 0);
+      if (const auto answer = std::exchange(script_.early_probe_answer, std::nullopt))
         on_errand_answer(*answer);
-      }
+      else
+        script_.request = probe_request;
       return;
     }
-    // The probe is sent before the resumption, so the server reads the text in its first step, without a wait behind
-    // the resumed responses. This is allowed only if no errand before the resumption still changes weights. A single
-    // errand there that is no long work only names the weights or empties a cache.
-    const auto probe_errand = std::ranges::find(errands, kProbeErrand, &Errand::name);
-    const auto errands_before = probe_errand - errands.begin();
-    const bool follows_resumption = errands_before > 0 && errands[errands_before - 1].name == kResumeErrand;
-    const bool loads_before = errands_before > 2 || (errands_before == 2 && errands.front().long_work);
-    if (script_.early_probe == 0 && probe_errand != errands.end() && follows_resumption && !loads_before)
-      script_.early_probe = send_errand(*probe_errand);
+    if (const Errand* probe_errand = script_.find_early_probe()) script_.early_probe = send_errand(*probe_errand);
     script_.request = send_errand(errands.front());
+  }
+
+  // All errands were answered, so the server has the target.
+  void finish_script(TimePoint now) {
+    phase_.move(kReady);
+    if (std::exchange(attempts_.next_log, kNever) != kNever)
+      log::info("{} works, after {:.1f} s", protocol_->name(), seconds(now - attempts_.wait_begun));
+    last_answer_at_ = now;  // the wait for answers (options_.patience) begins again
+    policy_.version = policy_.target;
+    policy_.digest = folder_->digest();
+    if (script_.handed_over) {
+      server_.receiver_version = policy_.target;
+      server_.receiver_revision = folder_->revision();
+    }
+    log::info("{} has version {} after {:.3f} s{}", protocol_->name(), *policy_.version, seconds(now - script_.begun),
+              script_.times_to_text());
   }
 
   std::uint64_t send_errand(const Errand& errand) {
@@ -569,7 +580,8 @@ class Remote final : public FolderEngine {
   // the health check reports the dead engine.
   void watch_health(TimePoint now) {
     Watch& watch = script_.watch;
-    if (watch.request != 0 || now - script_.errand_begun < kWatchDelay || now < watch.next_check) return;
+    const bool is_due = now - script_.errand_begun >= kWatchDelay && now >= watch.next_check;
+    if (watch.request != 0 || !is_due) return;
     watch.request = send(protocol_->health(), kHealthTimeout);
     watch.next_check = now + kWatchInterval;
   }
@@ -577,12 +589,14 @@ class Remote final : public FolderEngine {
   void on_watch_answer(const HttpAnswer& answer) {
     Watch& watch = script_.watch;
     watch.request = 0;
-    if (script_.request == 0) return;                         // the call was answered meanwhile
-    const bool refused = answer.status == 0 && !answer.sent;  // not a timeout, which a busy server may cause, too
-    watch.failed_in_a_row = refused || answer.status == 503 ? watch.failed_in_a_row + 1 : 0;
+    if (script_.request == 0) return;  // the call was answered meanwhile
+    // Only a refused connection counts. Without an answer to a request that was sent, the server may be busy.
+    const bool is_refused = answer.status == 0 && !answer.sent;
+    const bool says_unhealthy = answer.status == 503;
+    watch.failed_in_a_row = is_refused || says_unhealthy ? watch.failed_in_a_row + 1 : 0;
     if (watch.failed_in_a_row >= kFailedChecksMax)
       fail_attempt(fmt::format("{}: no answer, and its server {}", script_.errands.front().call->path,
-                               refused ? "takes no connection" : "says that it is not healthy"));
+                               is_refused ? "takes no connection" : "says that it is not healthy"));
   }
 
   void on_errand_answer(const HttpAnswer& answer) {
@@ -590,9 +604,7 @@ class Remote final : public FolderEngine {
     ++progress_;
     const Errand errand = std::move(script_.errands.front());
     script_.errands.pop_front();  // before on_answer(), which may add errands at the front
-    auto time = std::ranges::find(script_.times, errand.name, [](const auto& named_time) { return named_time.first; });
-    if (time == script_.times.end()) time = script_.times.insert(time, {errand.name, Duration{}});
-    time->second += clock_.now() - script_.errand_begun;
+    script_.add_time(errand.name, clock_.now() - script_.errand_begun);
     if (const Status done = errand.on_answer(answer); !done) return fail_attempt(done.error().detail);
     if (phase_.is(kLoading)) advance_script(clock_.now());  // else on_answer() has broken the engine
   }
@@ -601,17 +613,14 @@ class Remote final : public FolderEngine {
     script_.errands.push_back({.name = name,
                                .call = step.call,
                                .on_answer = [this, step](const HttpAnswer& answer) -> Status {
-                                 if (step.optional && (answer.status == 404 || answer.status == 405)) return ok();
+                                 const bool is_unknown_call = answer.status == 404 || answer.status == 405;
+                                 if (step.optional && is_unknown_call) return ok();
                                  ECHO_TRY(expect_success(answer, step.call.path));
                                  return step.check_answer ? step.check_answer(answer.body) : ok();
                                },
                                .long_work = step.long_work});
   }
 
-  // The error of a call that got no answer (status 0). `path` names the call.
-  static Error no_answer(const HttpAnswer& answer, std::string_view path) {
-    return fail(Code::kUnavailable, kEngineOperation, "{}: {}", path, answer.trouble);
-  }
   // Returns an error unless the status is 200. `path` names the call in the error.
   Status expect_success(const HttpAnswer& answer, std::string_view path) const {
     if (answer.status == 200) return ok();
@@ -643,7 +652,7 @@ class Remote final : public FolderEngine {
   // answer's distance from earlier ones. Otherwise a second answer, under the same conditions, measures the noise.
   void check_weights(WeightsSource source, const std::string& adapter) {
     script_.errands.push_back(probe(adapter, [this, source, adapter](TextScores first) -> Status {
-      if (const auto bound = server_.noise.bound(proof_.truth.usual_distance())) {
+      if (const auto bound = server_.noise.bound(proof_.comparison.usual_distance())) {
         const Verdict verdict = judge(first.logprobs, *bound);
         if (verdict == Verdict::kNew || verdict == Verdict::kSame)
           return accept_weights(source, adapter, std::move(first), verdict);
@@ -672,10 +681,11 @@ class Remote final : public FolderEngine {
 
   // Accepts the weights that the probe shows, or returns why they are wrong.
   Status accept_weights(WeightsSource source, const std::string& adapter, TextScores probed, Verdict verdict) {
-    const bool is_base = Fingerprints::distance(server_.base_logprobs, probed.logprobs) <= ProbeNoise::kNoiseMin;
+    const bool answers_as_base =
+        Fingerprints::distance(server_.base_logprobs, probed.logprobs) <= ProbeNoise::kNoiseMin;
     const bool reports_target = !probed.weights_name || *probed.weights_name == fmt::format("{}", *policy_.target);
     if (source == WeightsSource::kUnknown) {
-      if (reports_target && verdict == Verdict::kSame) return ok();
+      if (reports_target && verdict == Verdict::kSame) return ok();  // the same weights, whatever process answers
       // Another process answers at the address: everything known about the server is void.
       server_ = {};
       adapters_.abandon_all();
@@ -690,7 +700,7 @@ class Remote final : public FolderEngine {
                   "its answers to a probe differ from earlier ones under the same version {}", *policy_.target);
     if (verdict == Verdict::kStale && !adapter.empty())
       return fail(Code::kStale, kEngineOperation, "it answers as {} after loading {}: the adapter is not applied",
-                  is_base ? "without an adapter" : "under another version", adapter);
+                  answers_as_base ? "without an adapter" : "under another version", adapter);
     if (verdict == Verdict::kStale) {
       // After a load, equal answers mean that the load had no effect. A server that has just started on the files has
       // their weights in any case.
@@ -699,11 +709,12 @@ class Remote final : public FolderEngine {
                     *policy_.target);
       log::info("version {} answers a probe exactly as one before", *policy_.target);
     }
-    if (!proof_.learner_logprobs.empty())
-      ECHO_TRY(proof_.truth.check(Truth::distance(probed.logprobs, proof_.learner_logprobs),
-                                  source == WeightsSource::kStarted));
+    if (!proof_.learner_logprobs.empty())  // empty: the learner does not send them
+      ECHO_TRY(proof_.comparison.check(LearnerComparison::distance(probed.logprobs, proof_.learner_logprobs),
+                                       source == WeightsSource::kStarted));
     if (!adapter.empty()) adapters_.add({adapter, *policy_.target});
-    if (!adapter.empty() && folder_->adapter_is_zero()) return ok();  // every zero adapter answers in the same way
+    // The answer of a zero adapter is the base's, with which judge() compares anyway, so it is not kept.
+    if (!adapter.empty() && folder_->adapter_is_zero()) return ok();
     proof_.fingerprints.keep(folder_->digest(), std::move(probed.logprobs));
     return ok();
   }
@@ -735,7 +746,8 @@ class Remote final : public FolderEngine {
                   temperature);
         return ok();  // the run goes on: this shows no fault of the server
       }
-      if (std::abs(spread - expected) < std::abs(spread - proof_.spread_at_1)) {
+      const bool follows_temperature = std::abs(spread - expected) < std::abs(spread - proof_.spread_at_1);
+      if (follows_temperature) {
         proof_.temperature_checked = true;
         return ok();
       }
@@ -748,16 +760,16 @@ class Remote final : public FolderEngine {
 
   // ---- failures ----
 
-  // Cancels an unanswered request and queues its sequence again, in front because it is older than those that wait.
-  void queue_again(std::uint64_t request) {
+  // Cancels an unanswered request and queues its sequence again.
+  void cancel_and_requeue(std::uint64_t request) {
     http_.cancel(request);
     const std::uint64_t id = in_flight_.at(request);
     unfinished_.at(id).request = 0;
-    queue_.push_front(id);
+    requeue(id);
     in_flight_.erase(request);
   }
   void requeue_all() {
-    while (!in_flight_.empty()) queue_again(in_flight_.begin()->first);
+    while (!in_flight_.empty()) cancel_and_requeue(in_flight_.begin()->first);
   }
 
   // Breaks the engine permanently. Returns no error, because an errand's error would begin another attempt.
@@ -800,6 +812,7 @@ class Remote final : public FolderEngine {
         clock_.now() + std::min(kBackoffMax, options_.first_retry_delay * (1 << (attempts_.failed - 1)));
   }
 
+  // Ends the sequences that were lost with the server kLossesMax times: they may be the cause.
   void give_up_repeatedly_lost() {
     std::erase_if(unfinished_, [this](const auto& entry) {
       const auto& [id, unfinished] = entry;
@@ -843,7 +856,7 @@ class Remote final : public FolderEngine {
   void send_queued(TimePoint now) {
     while (!queue_.empty() && in_flight_.size() < options_.rollouts_at_once) {
       UnfinishedSequence& unfinished = unfinished_.at(queue_.front());
-      if (in_flight_.empty()) last_answer_at_ = now;
+      if (in_flight_.empty()) last_answer_at_ = now;  // the wait for answers begins with this request
       unfinished.requested_under = *policy_.version;
       if (folder_->has_adapter()) choose_adapter(unfinished);
       unfinished.request = send(protocol_->sample_call(next_sample_request(unfinished)), kNoTimeout);
@@ -852,33 +865,76 @@ class Remote final : public FolderEngine {
     }
   }
 
-  // A response keeps the adapter with which it began, while the server has it: its keys and values are cached for that.
+  // A response keeps the adapter with which it began, while the server has that adapter, because the server has cached
+  // the keys and values of its tokens. Other responses get the newest adapter.
   void choose_adapter(UnfinishedSequence& unfinished) const {
-    const auto* adapter = unfinished.response.tokens.empty() ? nullptr : adapters_.find(unfinished.adapter);
+    const bool has_begun = !unfinished.response.tokens.empty();
+    const auto* adapter = has_begun ? adapters_.find(unfinished.adapter) : nullptr;
     if (!adapter) adapter = &adapters_.newest();
     unfinished.adapter = adapter->name;
     unfinished.requested_under = adapter->version;
   }
 
+  void end_sequence(std::uint64_t id, Result<Response> response, bool caused_by_policy = false) {
+    outcomes_.push_back({id, std::move(response), caused_by_policy});
+    unfinished_.erase(id);
+  }
+  void requeue(std::uint64_t id) { queue_.push_front(id); }  // in front, because it is older than those that wait
+  // Like requeue(), after a failure that the sequence may have caused. Ends the sequence at its last allowed failure.
+  void requeue_after_loss(std::uint64_t id, const HttpAnswer& answer) {
+    const int losses = ++unfinished_.at(id).losses;
+    if (losses < kLossesMax) return requeue(id);
+    const std::string last =
+        answer.status == 0 ? answer.trouble : fmt::format("status {}, {}", answer.status, printable(answer.body, 300));
+    end_sequence(id, fail(Code::kInternal, "generate", "the engine failed {} times at this sequence; the last: {}",
+                          losses, last));
+  }
+
   void on_sample_answer(std::uint64_t id, const HttpAnswer& answer) {
-    if (answer.status != 200) script_.sampling_continues = false;  // the load of an adapter may be the cause
     UnfinishedSequence& unfinished = unfinished_.at(id);
     unfinished.request = 0;
-    const auto finish = [&](Result<Response> response, bool caused_by_policy = false) {
-      outcomes_.push_back({id, std::move(response), caused_by_policy});
-      unfinished_.erase(id);
-    };
-    const auto requeue = [&](bool is_loss) {  // is_loss: the sequence may have caused the failure
-      if (is_loss && ++unfinished.losses >= kLossesMax)
-        return finish(
-            fail(Code::kInternal, "generate", "the engine failed at it {} times; the last: {}", unfinished.losses,
-                 answer.status == 0 ? answer.trouble
-                                    : fmt::format("status {}, {}", answer.status, printable(answer.body, 300))));
-      queue_.push_front(id);
-    };
+    if (answer.status != 200) return on_sample_failure(id, answer);
+    busy_since_ = kNever;
+    // The request as it was sent, because it follows from the response, which has not grown since.
+    const SampleRequest sample_request = next_sample_request(unfinished);
+    Result<SampleResponse> sampled = protocol_->parse_sample_response(sample_request, answer.body);
+    if (!sampled && sampled.error().code == Code::kStale) {  // the answer is of another adapter
+      requeue_after_loss(id, answer);
+      return fail_attempt(sampled.error().detail);
+    }
+    if (!sampled) return end_sequence(id, std::move(sampled).error());
+    // A request keeps its adapter, so all its tokens are of the adapter's version.
+    const Result<std::vector<Span>> spans =
+        folder_->has_adapter() ? std::vector<Span>{{unfinished.requested_under, sampled->tokens.size()}}
+                               : policy_.versions_of(*sampled);
+    if (!spans) {
+      requeue_after_loss(id, answer);
+      return fail_attempt(spans.error().detail);
+    }
+    // A log-probability that is not finite comes from the weights.
+    const bool caused_by_policy =
+        !std::ranges::all_of(sampled->logprobs, [](double logprob) { return std::isfinite(logprob); });
+    if (Status taken = append_sampled(task_, sample_request, *sampled, *spans, unfinished.response); !taken)
+      return end_sequence(id, std::move(taken).error(), caused_by_policy);
+    if (!sampled->tokens.empty()) attempts_.failed = 0;  // the server works, so earlier failed attempts do not count
+    progress_ += sampled->tokens.size();
+    if (unfinished.response.ended || std::ssize(unfinished.response.tokens) == unfinished.sequence.tokens_max)
+      return end_sequence(id, std::move(unfinished.response));
+    // Unless the engine is pausing the server, an abort without tokens is a failure, which could repeat for ever.
+    const bool is_loss = sampled->aborted && sampled->tokens.empty() && phase_.is(kReady);
+    if (is_loss)
+      requeue_after_loss(id, answer);
+    else
+      requeue(id);
+  }
+
+  // Handles the failure of a request: no answer, or a status other than 200.
+  void on_sample_failure(std::uint64_t id, const HttpAnswer& answer) {
+    script_.sampling_continues = false;  // if an adapter is being loaded meanwhile, that may have caused the failure
+    const std::string adapter = unfinished_.at(id).adapter;
     const auto describe = [&] { return fmt::format("it answered {}: {}", answer.status, printable(answer.body, 200)); };
     if (answer.status == 503 || answer.status == 429) {  // the server is busy
-      requeue(/*is_loss=*/false);
+      requeue(id);
       const TimePoint now = clock_.now();
       if (busy_since_ == kNever) busy_since_ = now;
       if (now - busy_since_ > options_.patience)
@@ -887,61 +943,20 @@ class Remote final : public FolderEngine {
     }
     busy_since_ = kNever;
     const bool is_refused = answer.status == 400 || answer.status == 404;
-    if (is_refused && !unfinished.adapter.empty() && answer.body.find(unfinished.adapter) != std::string::npos) {
-      requeue(/*is_loss=*/true);
+    if (is_refused && !adapter.empty() && answer.body.find(adapter) != std::string::npos) {  // the error names it
+      requeue_after_loss(id, answer);
       return fail_attempt(fmt::format("it has lost an adapter: {}", printable(answer.body, 200)));
     }
     if (answer.status == 0 || answer.status >= 500) {  // caused by this sequence, or by a dead engine behind its server
-      requeue(/*is_loss=*/true);
+      requeue_after_loss(id, answer);
       return suspect(answer.status == 0 ? answer.trouble : describe());
     }
     if (answer.status == 404 || answer.status == 405) {  // a server without this call can never generate
       phase_.mark_broken(expect_success(answer, protocol_->sample_call({}).path).error());  // {}: only its path matters
-      return requeue(/*is_loss=*/false);
+      return requeue(id);
     }
-    if (answer.status != 200)
-      return finish(fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status,
-                         printable(answer.body, 500)));
-    const SampleRequest sample_request = next_sample_request(unfinished);  // as sent: the response is still the same
-    Result<SampleResponse> sampled = protocol_->parse_sample_response(sample_request, answer.body);
-    if (!sampled && sampled.error().code == Code::kStale) {  // the answer is of another adapter
-      requeue(/*is_loss=*/true);
-      return fail_attempt(sampled.error().detail);
-    }
-    if (!sampled) return finish(std::move(sampled).error());
-    // A request keeps its adapter, so all its tokens are of the adapter's version.
-    const auto spans = folder_->has_adapter() ? std::vector<Span>{{unfinished.requested_under, sampled->tokens.size()}}
-                                              : versions_of(*sampled);
-    if (!spans) {
-      requeue(/*is_loss=*/true);
-      return fail_attempt(spans.error().detail);
-    }
-    // A log-probability that is not finite comes from the weights.
-    const bool caused_by_policy =
-        !std::ranges::all_of(sampled->logprobs, [](double logprob) { return std::isfinite(logprob); });
-    if (Status taken = append_sampled(task_, sample_request, *sampled, *spans, unfinished.response); !taken)
-      return finish(std::move(taken).error(), caused_by_policy);
-    if (!sampled->tokens.empty()) attempts_.failed = 0;  // the server works, so earlier failed attempts do not count
-    progress_ += sampled->tokens.size();
-    if (unfinished.response.ended || std::ssize(unfinished.response.tokens) == unfinished.sequence.tokens_max)
-      return finish(std::move(unfinished.response));
-    // Without a pause in progress, an abort without tokens is a failure: it could be repeated for ever.
-    requeue(/*is_loss=*/sampled->aborted && sampled->tokens.empty() && phase_.is(kReady));
-  }
-
-  // The version under which each token was drawn. kStale: a version that the engine cannot have.
-  Result<std::vector<Span>> versions_of(const SampleResponse& sampled) const {
-    if (sampled.spans.empty()) return std::vector<Span>{{policy_.version.value_or(Version{}), sampled.tokens.size()}};
-    std::vector<Span> spans;
-    for (const SampleResponse::WeightSpan& span : sampled.spans) {
-      const auto known_version = std::ranges::find_if(
-          policy_.possible_versions, [&](Version version) { return fmt::format("{}", version) == span.weights_name; });
-      if (known_version == policy_.possible_versions.end())
-        return fail(Code::kStale, kEngineOperation, "it answered with version '{}', but version {} is loaded",
-                    printable(span.weights_name, 40), policy_.target.value_or(Version{}));
-      spans.push_back({*known_version, span.end});
-    }
-    return spans;
+    end_sequence(id, fail(Code::kInvalid, "generate", "the engine refuses it with status {}: {}", answer.status,
+                          printable(answer.body, 500)));
   }
 
   const SystemClock clock_;
@@ -952,14 +967,14 @@ class Remote final : public FolderEngine {
   std::shared_ptr<PolicyFolder> folder_;
   std::unique_ptr<Child> child_;  // must end before its folder is removed
   HttpClient http_;
-  std::string url_;
+  std::string url_;  // of the server, without a slash at the end
   Server server_;
 
   std::map<std::uint64_t, UnfinishedSequence> unfinished_;  // by the sequence's id
   std::deque<std::uint64_t> queue_;                         // ids of sequences without a request
   std::map<std::uint64_t, std::uint64_t> in_flight_;        // request -> id of its sequence
   std::vector<Outcome> outcomes_;                           // poll() returns them
-  TimePoint last_answer_at_{};
+  TimePoint last_answer_at_{};  // the newest answer for a sequence, or the beginning of the wait for one
 
   RemotePhase phase_;
   Attempts attempts_;

@@ -12,11 +12,16 @@ namespace echoline::worker {
 // Private to worker/engines/.
 class FolderEngine : public Engine {
  public:
-  enum class State { kStarting, kLoading, kReady, kBroken };  // kStarting: also before the first policy
+  enum class State {
+    kStarting,  // there is no policy or no healthy server yet
+    kLoading,   // the server loads a policy
+    kReady,
+    kBroken,  // for good
+  };
 
   virtual State state() const = 0;
-  // Call before the folder's files change. In the state kLoading, this resets the engine: it starts or contacts its
-  // server again. To avoid that, first advance() until the state is another one.
+  // Call before the folder's files change. In the state kLoading, this resets the engine, which then starts or contacts
+  // its server again. To avoid that, first advance() until the state is another one.
   virtual void release_folder() = 0;
   // Begins to load the policy that was installed in the folder from `publication`. advance() continues the load.
   virtual void begin_load(const overlay::Publication& publication) = 0;

@@ -32,15 +32,16 @@ class RemotePhase {
 
   // Moves to the next phase. Ends the process if the transition is not allowed.
   void move(Phase to) {
-    constexpr auto bits = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
+    // Bit n of a set: the n-th phase.
+    constexpr auto set_of = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
     constexpr std::array<std::uint8_t, 7> allowed_next{
-        bits(kDown),                                 // after kEmpty
-        bits(kWaking, kBroken),                      // kDown
-        bits(kLoading, kDown, kBroken),              // kWaking
-        bits(kLoading, kDown, kBroken),              // kSuspected; kLoading verifies the weights again if need be
-        bits(kLoading, kReady, kDown, kBroken),      // kLoading
-        bits(kLoading, kSuspected, kDown, kBroken),  // kReady
-        bits(),                                      // kBroken
+        set_of(kDown),                                 // after kEmpty
+        set_of(kWaking, kBroken),                      // kDown
+        set_of(kLoading, kDown, kBroken),              // kWaking
+        set_of(kLoading, kDown, kBroken),              // kSuspected; kLoading first checks the weights
+        set_of(kLoading, kReady, kDown, kBroken),      // kLoading
+        set_of(kLoading, kSuspected, kDown, kBroken),  // kReady
+        set_of(),                                      // kBroken
     };
     ECHO_CHECK((allowed_next[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
     phase_ = to;

@@ -55,8 +55,8 @@ class ServedAdapters {
     std::erase(abandoned_, adapter.name);
     adapters_.push_back(std::move(adapter));
   }
-  // The newest policy has the same weights under another version.
-  void rename_newest(Version version) { adapters_.back().version = version; }
+  // For a newer policy with the same weights: the newest adapter is the adapter of `version`, too.
+  void set_newest_version(Version version) { adapters_.back().version = version; }
 
   // Called before the adapter `name` is loaded. Gives up the adapters that are neither the newest nor in `used`, and
   // then the oldest ones until there is room for one more. Returns the names of all adapters that the server should
@@ -69,7 +69,8 @@ class ServedAdapters {
       return adapters_.erase(it);
     };
     for (auto it = adapters_.begin(); it != adapters_.end();) {
-      if (const bool is_newest = it + 1 == adapters_.end(); is_newest || used.contains(it->name))
+      const bool is_newest = it + 1 == adapters_.end();
+      if (is_newest || used.contains(it->name))
         ++it;
       else
         it = give_up(it);

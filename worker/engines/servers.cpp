@@ -21,20 +21,18 @@ std::unique_ptr<Protocol> protocol_of(EngineKind kind) {
 
 Result<std::shared_ptr<PolicyFolder>> make_policy_folder(const EngineOptions& options, const Task& task,
                                                          const Protocol& protocol) {
-  const bool carried = task.model.family == model::Family::kCarried;  // echoline cannot compute this model
-  // A separate head is needed for loads after the server's start. With an adapter, the base is not loaded again.
+  const bool is_carried = task.model.family == model::Family::kCarried;  // only servers can compute this model
+  // At its start a server ties the head to the embedding; when it loads weights again, it may not. With an adapter, the
+  // base is not loaded again.
   const bool use_separate_head =
-      !carried && !task.model.adapter && task.model.tie_embeddings && protocol.needs_separate_head();
-  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
-                                           [&] {
-                                             model::ModelConfig config = task.model;
-                                             config.eos = task.phrasing->eos();
-                                             if (use_separate_head) config.tie_embeddings = false;
-                                             return config;
-                                           }(),
-                                           task.phrasing->tokenizer()));
-  // A carried model's own files, which the learner has sent, replace those made above.
+      !is_carried && !task.model.adapter && task.model.tie_embeddings && protocol.needs_separate_head();
+  model::ModelConfig config = task.model;
+  config.eos = task.phrasing->eos();
+  if (use_separate_head) config.tie_embeddings = false;
+  ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(config, task.phrasing->tokenizer()));
+  // The learner sends a carried model's own files, which replace those made above. For other models it sends none.
   for (const auto& [name, text] : task.spec.model_files()) files.content[name] = text;
+  // Used only if the user has chosen no folder.
   const std::filesystem::path parent =
       first_large_folder({kMemoryFolder, kDiskFolder}, model::memory_estimate(task.model).policy_bf16);
   if (options.folder.empty() && parent != kMemoryFolder)

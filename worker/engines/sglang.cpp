@@ -39,6 +39,7 @@ class Sglang final : public Protocol {
  public:
   std::string_view name() const override { return "SGLang"; }
   Call health() const override { return {"GET", "/health", ""}; }
+  // Four adapters at once, so that responses can finish under the adapters of three earlier policies.
   std::string adapter_options(std::int64_t rank) const override {
     return fmt::format("--enable-lora --max-lora-rank {} --lora-target-modules all --max-loras-per-batch 4", rank);
   }
@@ -56,10 +57,10 @@ class Sglang final : public Protocol {
     const json& list = at(answer, "meta_info", "output_token_logprobs");
     if (sampled.aborted && list.is_null()) return sampled;  // without tokens: aborted before the first one
     ECHO_ASSIGN(ScoredTokens scored, parse_scored(list, "output_token_logprobs", /*first=*/0));
-    if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {
+    if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {  // null: the tokens are only in `list`
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
       if (tokens != scored.tokens) {
-        if (sampled.aborted) return sampled;  // without its tokens, because they lack log-probabilities
+        if (sampled.aborted) return sampled;  // without its tokens, because some lack log-probabilities
         return unexpected_answer("{} log-probabilities, which are not those of the {} tokens", scored.tokens.size(),
                                  tokens.size());
       }
@@ -82,7 +83,7 @@ class Sglang final : public Protocol {
          {"logprob_start_len", 0}},  // index of the first token whose log-probability is sent
         adapter);
   }
-  // SGLang's answers do not say which adapter they are of.
+  // SGLang's answers do not say under which adapter they were computed, so that is not checked.
   Result<TextScores> parse_scores(const std::vector<model::Token>& text, const std::string& adapter,
                                   std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
@@ -91,8 +92,10 @@ class Sglang final : public Protocol {
                              /*first=*/1));  // the first token of a text has no log-probability
     if (!std::equal(scored.tokens.begin(), scored.tokens.end(), text.begin() + 1, text.end()))
       return unexpected_answer(
-          "expected log-probabilities of {} tokens except the first, found {} or those of other tokens", text.size(),
-          scored.tokens.size());
+          "expected log-probabilities of the {} tokens that were sent, without the first; found {} log-probabilities, "
+          "or "
+          "those of other tokens",
+          text.size(), scored.tokens.size());
     // With an adapter, weight_version is the version of the base, which says nothing about the adapter.
     return TextScores{std::move(scored.logprobs),
                       adapter.empty() ? text_of(at(answer, "meta_info", "weight_version")) : std::nullopt};
@@ -112,7 +115,7 @@ class Sglang final : public Protocol {
     if (!top.is_array() || top.empty())
       return unexpected_answer("expected output_top_logprobs, found {}", excerpt(top));
     ECHO_ASSIGN(const ScoredTokens scored, parse_scored(top[0], "output_top_logprobs", /*first=*/0));
-    if (scored.logprobs.empty()) return 0.0;  // no difference: the caller then warns that it sees no temperature
+    if (scored.logprobs.empty()) return 0.0;  // no spread, as if the temperature were ignored
     const auto [lowest, highest] = std::minmax_element(scored.logprobs.begin(), scored.logprobs.end());
     return *highest - *lowest;
   }
@@ -142,10 +145,10 @@ class Sglang final : public Protocol {
       return fail(Code::kUnavailable, "engine", "/get_server_info: expected status 200, found {} ({})", status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
-    // Only a release that reports enable_lora can be known to take no adapters. Then null means false.
-    const auto enabled = answer.find("enable_lora");
-    if (enabled != answer.end() && (*enabled == false || enabled->is_null()))
-      return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
+    // Missing: the release does not report whether it takes adapters. null: the option was not set, so it takes none.
+    const auto enable_lora = answer.find("enable_lora");
+    const bool is_off = enable_lora != answer.end() && (*enable_lora == false || enable_lora->is_null());
+    if (is_off) return fail(Code::kInvalid, "engine", "it was started without --enable-lora");
     AdapterLimits limits;
     if (const json& at_once = at(answer, "max_loras_per_batch"); at_once.is_number_unsigned())
       limits.at_once = at_once.get<std::size_t>();
@@ -188,8 +191,8 @@ class Sglang final : public Protocol {
                    {"frequency_penalty", 0.0},
                    {"presence_penalty", 0.0},
                    {"repetition_penalty", 1.0},
-                   {"ignore_eos", end_tokens.empty()},
-                   {"no_stop_trim", true},  // keeps the stop string in the response
+                   {"ignore_eos", end_tokens.empty()},  // without end tokens, the model's own do not count either
+                   {"no_stop_trim", true},              // keeps the stop string in the response
                    {"sampling_seed", seed & kSeedMask}};
     if (!end_tokens.empty()) params["stop_token_ids"] = end_tokens;
     return params;

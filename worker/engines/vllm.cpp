@@ -22,6 +22,7 @@ class Vllm final : public Protocol {
   std::vector<std::pair<std::string, std::string>> environment() const override {
     return {{"VLLM_SERVER_DEV_MODE", "1"}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"}};
   }
+  // Four adapters at once, so that responses can finish under the adapters of three earlier policies.
   std::string adapter_options(std::int64_t rank) const override {
     return fmt::format("--enable-lora --max-lora-rank {} --max-loras 4 --lora-target-modules MODULES", rank);
   }
@@ -44,7 +45,7 @@ class Vllm final : public Protocol {
   }
   Status on_interface_response(int status, std::string_view body) override {
     has_generate_endpoint_ = false;
-    if (status == 403 || status == 404 || status == 405) return ok();  // the call is missing or not enabled
+    if (status == 403 || status == 404 || status == 405) return ok();  // missing or not enabled: completions are used
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGeneratePath, status,
                   printable(body, 300));
@@ -61,7 +62,8 @@ class Vllm final : public Protocol {
   }
   Status on_receiver_response(int status, std::string_view body) override {
     if (status == 200) return ok();
-    if (status == 404 || status == 405) return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
+    if (status == 404 || status == 405)  // the release lacks this call
+      return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
     const Result<json> answer = parse_answer(body);  // an error answer need not be JSON
     std::string reason =
         text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("status {}", status));
@@ -80,8 +82,10 @@ class Vllm final : public Protocol {
     params["logprobs"] = 0;                             // of the sampled token only, without alternatives
     params["ignore_eos"] = request.end_tokens.empty();  // the model's own ending tokens do not count then
     if (!request.end_tokens.empty()) params["stop_token_ids"] = request.end_tokens;
-    if (!request.stop_strings.empty())
-      params["stop"] = request.stop_strings, params["include_stop_str_in_output"] = true;
+    if (!request.stop_strings.empty()) {
+      params["stop"] = request.stop_strings;
+      params["include_stop_str_in_output"] = true;
+    }
     if (!has_generate_endpoint_) return completion_call(request.context, std::move(params), request.adapter);
     json body = {{"token_ids", request.context},
                  {"sampling_params", params},
@@ -97,7 +101,7 @@ class Vllm final : public Protocol {
     SampleResponse sampled;
     sampled.aborted = at(choice, "finish_reason") == "abort";
     const json& prompt_holder = has_generate_endpoint_ ? answer : choice;  // completions repeat the prompt per choice
-    if (const json& prompt = at(prompt_holder, "prompt_token_ids"); !prompt.is_null()) {
+    if (const json& prompt = at(prompt_holder, "prompt_token_ids"); !prompt.is_null()) {  // null: it is not repeated
       ECHO_ASSIGN(const auto context, tokens_of(prompt, "prompt_token_ids"));
       if (context != request.context)
         return unexpected_answer("it is about another prompt, of {} tokens", context.size());
@@ -109,7 +113,7 @@ class Vllm final : public Protocol {
           "no 'token_ids': the server does not know `return_token_ids`, which vLLM has since 0.10.2");
     }
     ECHO_ASSIGN(sampled.tokens, tokens_of(ids, "token_ids"));
-    // The generate endpoint has an object for each token, completions a number.
+    // By token: the generate endpoint sends an object, completions only the number.
     const json& logprobs = at(choice, "logprobs", has_generate_endpoint_ ? "content" : "token_logprobs");
     if (!logprobs.is_array() || logprobs.size() != sampled.tokens.size()) {
       // An aborted response may lack log-probabilities. Its tokens cannot be used then.
@@ -120,12 +124,13 @@ class Vllm final : public Protocol {
       if (has_generate_endpoint_ && at(logprobs[i], "token_id") != sampled.tokens[i])
         return unexpected_answer("expected the log-probability of token {}, found {}", sampled.tokens[i],
                                  excerpt(logprobs[i]));
-      ECHO_ASSIGN(const double logprob, logprob_of(has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i]));
+      const json& value = has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i];
+      ECHO_ASSIGN(const double logprob, logprob_of(value));
       sampled.logprobs.push_back(logprob);
     }
     ECHO_TRY(read_experts(answer, choice, request, sampled));
-    // Spans tell which tokens came from which version of the base weights. With an adapter there is one version: the
-    // base never changes, and a request keeps its adapter.
+    // Spans tell which tokens came from which version of the base weights. With an adapter they tell nothing: the base
+    // never changes, and a request keeps its adapter.
     if (has_generate_endpoint_ && request.adapter.empty()) ECHO_TRY(read_spans(at(choice, "weight_versions"), sampled));
     return sampled;
   }
@@ -200,7 +205,10 @@ class Vllm final : public Protocol {
   // The receiver plug-in reads the changed tensors from the folder, without a reload of the others.
   std::vector<Step> hand_over(const Handover& handover) const override {
     json info = {{"version", fmt::format("{}", handover.version)}};
-    if (handover.base) info["base"] = fmt::format("{}", *handover.base), info["tensors"] = handover.changed;
+    if (handover.base) {  // otherwise the receiver reads all tensors
+      info["base"] = fmt::format("{}", *handover.base);
+      info["tensors"] = handover.changed;
+    }
     std::vector<Step> steps{{.call = post("/start_weight_update", json::object())},
                             {.call = post("/update_weights", {{"update_info", info}}), .long_work = true},
                             {.call = post("/finish_weight_update", {{"weight_version", info["version"]}})}};
@@ -227,16 +235,16 @@ class Vllm final : public Protocol {
     // On a CPU, vLLM 0.32 wraps the output head for adapters unless target_modules leaves it out. It then ends at the
     // first probe (a prompt with log-probabilities) under an adapter, if it computes another request, too.
     const auto targets = config.find("target_modules");  // null: all modules; missing: an older release
-    const bool wraps_all = targets != config.end() && targets->is_null();
-    if (wraps_all && at(answer, "vllm_config", "device_config", "device") == "cpu")
+    const bool wraps_head = targets != config.end() && targets->is_null();
+    if (wraps_head && at(answer, "vllm_config", "device_config", "device") == "cpu")
       return fail(Code::kInvalid, "engine",
                   "on a CPU it needs --lora-target-modules, with the modules of "
                   "learner.adapter.targets and without lm_head");
     const json &at_once = at(config, "max_loras"), &rank = at(config, "max_lora_rank");
     if (!at_once.is_number_unsigned() || !rank.is_number_unsigned())  // vLLM always reports both
       return unexpected_answer("expected max_loras and max_lora_rank in lora_config, found {}", excerpt(config));
-    AdapterLimits limits{at_once.get<std::size_t>(), rank.get<std::int64_t>(), std::nullopt};
-    if (const json& modules = at(config, "target_modules"); modules.is_array()) {
+    AdapterLimits limits{at_once.get<std::size_t>(), rank.get<std::int64_t>(), /*modules=*/std::nullopt};
+    if (const json& modules = at(config, "target_modules"); modules.is_array()) {  // otherwise it takes all modules
       limits.modules.emplace();
       for (const json& module : modules)
         if (const auto name = text_of(module)) {
@@ -288,8 +296,8 @@ class Vllm final : public Protocol {
     return {.call = post("/update_weight_version", {{"new_version", fmt::format("{}", version)}})};
   }
   // States all parameters for which generation_config.json may have other values, because vLLM takes its defaults from
-  // that file. Sends no seed, because a server's samples are never replayed, and because a seeded prompt that is read
-  // in parts crashes vLLM 0.32 on a CPU.
+  // that file. Sends no seed, because a server's samples are never replayed, and because a seed crashes
+  // vLLM 0.32 on a CPU if the server reads the prompt in parts.
   static json sampling_params(double temperature, std::int64_t tokens_max) {
     return {{"max_tokens", tokens_max},
             {"temperature", temperature},
@@ -305,7 +313,7 @@ class Vllm final : public Protocol {
   static Status read_experts(const json& answer, const json& choice, const SampleRequest& request,
                              SampleResponse& sampled) {
     for (const json* rows : {&at(answer, "prompt_routed_experts"), &at(choice, "routed_experts")}) {
-      if (rows->is_null()) continue;  // the server sends no such part
+      if (rows->is_null()) continue;  // the server does not send this part
       if (!rows->is_string()) return unexpected_answer("expected base64 in routed_experts, found {}", excerpt(*rows));
       ECHO_ASSIGN(const auto part, parse_expert_rows(rows->get_ref<const std::string&>()));
       const bool is_first = sampled.experts.choices() == 0;
@@ -325,12 +333,13 @@ class Vllm final : public Protocol {
     std::size_t end = 0;
     if (spans.is_array())
       for (const json& span : spans) {
-        const auto weights_name = text_of(at(span, "version"));
-        if (!weights_name || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
-            at(span, "end").get<std::size_t>() <= end)
-          break;  // the check below fails unless all tokens are covered
-        end = at(span, "end").get<std::size_t>();
-        sampled.spans.push_back({*weights_name, end});
+        const auto version_text = text_of(at(span, "version"));
+        const bool follows = at(span, "start") == end;
+        const json& span_end = at(span, "end");
+        const bool has_tokens = span_end.is_number_unsigned() && span_end.get<std::size_t>() > end;
+        if (!version_text || !follows || !has_tokens) break;  // the check below fails unless all tokens are covered
+        end = span_end.get<std::size_t>();
+        sampled.spans.push_back({*version_text, end});
       }
     if (end == sampled.tokens.size()) return ok();
     return unexpected_answer("expected spans of {} tokens in weight_versions, found {}", sampled.tokens.size(),
