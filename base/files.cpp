@@ -10,12 +10,37 @@
 #include <system_error>
 
 #include "base/os_code.hpp"
-#include "base/private_file.hpp"
 
 namespace echoline {
 namespace {
 
 constexpr std::size_t kReadBlockBytes = 65536;
+
+Status write_atomic(const std::filesystem::path& path, std::string_view content, mode_t mode) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::string temporary = (folder / ("." + path.filename().string() + ".XXXXXX")).string();
+  {
+    const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));
+    if (fd.get() < 0) return os_error("write file", path);
+    const auto remove_and_fail = [&] {
+      const Error error = os_error("write file", path);
+      ::unlink(temporary.c_str());
+      return error;
+    };
+    for (std::size_t written = 0; written < content.size();) {
+      const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return remove_and_fail();
+      written += static_cast<std::size_t>(n);
+    }
+    // mkostemp() makes the file readable by its owner only.
+    if (::fchmod(fd.get(), mode) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) return remove_and_fail();
+  }
+  const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);
+  return ok();
+}
 
 }  // namespace
 
@@ -51,36 +76,6 @@ Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t b
     content.append(block, static_cast<std::size_t>(n));
   }
 }
-
-namespace {
-
-Status write_atomic(const std::filesystem::path& path, std::string_view content, mode_t mode) {
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  std::string temporary = (folder / ("." + path.filename().string() + ".XXXXXX")).string();
-  {
-    const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));
-    if (fd.get() < 0) return os_error("write file", path);
-    const auto remove_and_fail = [&] {
-      const Error error = os_error("write file", path);
-      ::unlink(temporary.c_str());
-      return error;
-    };
-    for (std::size_t written = 0; written < content.size();) {
-      const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return remove_and_fail();
-      written += static_cast<std::size_t>(n);
-    }
-    // mkostemp() makes the file readable by its owner only.
-    if (::fchmod(fd.get(), mode) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) return remove_and_fail();
-  }
-  const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);
-  return ok();
-}
-
-}  // namespace
 
 Status write_file_atomic(const std::filesystem::path& path, std::string_view content) {
   return write_atomic(path, content, 0644);

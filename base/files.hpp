@@ -30,6 +30,8 @@ Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t b
 // Replaces `path` atomically: temporary file in the same folder, fsync, rename, fsync of the folder. After a crash at
 // any point the file has the old or the new content.
 Status write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// The same for a file with secrets, which only its owner may read, at any time.
+Status write_private_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 // Creates a folder and its parents; no error if it exists.
 Status make_folders(const std::filesystem::path& path);

@@ -136,7 +136,8 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
 }
 
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                             TopologyPolicy policy, double quorum, const Regions& regions) {
+                             TopologyPolicy policy, double quorum, const Regions& regions,
+                             std::optional<std::size_t> stripes) {
   ECHO_TRY(check_request(learner_up, chain_rate, workers, policy));
   ECHO_TRY(check_regions(regions, workers));
   std::vector<ChainWorker> ordered_workers(workers.begin(), workers.end());
@@ -172,9 +173,12 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
   if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !ordered_workers.empty()) {
     if (policy == TopologyPolicy::kStripes) {
-      build_stripes(plan_stripes(learner_up, ordered_workers), ordered_workers, topology);
+      const StripePlan plan = stripes ? plan_stripes_at_rate(best_rate(*stripes, learner_up, ordered_workers, {}),
+                                                             *stripes, learner_up, ordered_workers, {})
+                                      : plan_stripes(learner_up, ordered_workers);
+      build_stripes(plan, ordered_workers, topology);
     } else {
-      TreePlan plan = plan_trees(learner_up, ordered_workers, quorum);
+      TreePlan plan = plan_trees(learner_up, ordered_workers, quorum, stripes);
       build_trees(plan, learner_up, ordered_workers, topology);
       std::vector<bool> is_late = std::move(plan.is_late);
       if (spans_regions(ordered_workers, regions)) {  // relay trees replace these if they are about as fast

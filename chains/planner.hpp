@@ -16,9 +16,11 @@ inline constexpr std::size_t kChainWorkersMax = 16384;
 // Trees over several regions use relays (relays.hpp); other policies ignore regions. Results pass validate()
 // (fleet_graph.hpp). Without workers there are no chains. Returns kInvalid for more than kChainWorkersMax workers and
 // for invalid regions. Returns kInvalid and names the worker if its id is 0 or occurs twice, a rate is not positive,
-// the score is not finite, or the region is unknown.
+// the score is not finite, or the region is unknown. `stripes`: for stripes and trees, exactly this number of stripes,
+// a power of two; absent: the fewest that are about as fast as any.
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                             TopologyPolicy policy, double quorum = 1, const Regions& regions = {});
+                             TopologyPolicy policy, double quorum = 1, const Regions& regions = {},
+                             std::optional<std::size_t> stripes = {});
 
 // The number of chains with which the slowest worker receives fastest: argmax over m of min(B/m, u_(m+1), d_min). B is
 // the learner's uplink, d_min the least downlink. The N workers' uplinks u_1, u_2, ... ascend, and u_(N+1) is infinite.

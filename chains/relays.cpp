@@ -16,13 +16,16 @@ namespace echoline::chains {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1 + 1e-9;        // a ratio that misses an integer by this factor counts as that integer
-constexpr double kRateMin = 1;                // bit/s; planned rates are at least this, because times are 1 / rate
-constexpr double kRateTolerance = 1;          // bit/s; a smaller lack of uplink is a rounding error
+constexpr double kRounding = 1 + 1e-9;  // a ratio that misses an integer by this factor counts as that integer
+constexpr double kRateMin = 1;          // bit/s; planned rates are at least this, because times are 1 / rate
+constexpr double kRateTolerance = 1;    // bit/s; a smaller lack of uplink is a rounding error
+
 constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the time below this fraction to be used
 constexpr double kMeanTimeWeight = 0.05;  // of the mean time of all workers, added to the time until the quorum is met
-constexpr int kBisections = 20;           // halvings of an interval of rates, down to a millionth of it
-constexpr double kRiseFactor = 1.01;      // regions count as limited if not all rates can rise by this factor
+
+constexpr int kBisections = 20;       // halvings of an interval of rates, down to a millionth of it
+constexpr double kRiseFactor = 1.01;  // regions count as limited if not all rates can rise by this factor
+
 constexpr double kFasterTolerance = 0.999;   // a relay that is slower only by this factor can still feed another one
 constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edges than this, the delay decides
 // If no trees reach the planned rates, all rates are lowered in steps of kRateStep, down to kLoweredRatesFractionMin.
@@ -50,8 +53,9 @@ struct Rates {
 struct StripeRoutes {
   std::vector<std::vector<std::size_t>> feeder;  // by stripe and region: the region that feeds this region's relay
   std::vector<std::vector<std::size_t>> order;   // by stripe: regions in the order in which the route reaches them
-  std::vector<double> onward_rate;               // by region: bit/s that it sends to other regions' relays
-  std::vector<std::vector<double>> link_load;    // [from][to] by RegionLimits::region, bit/s
+
+  std::vector<double> onward_rate;             // by region: bit/s that it sends to other regions' relays
+  std::vector<std::vector<double>> link_load;  // [from][to] by RegionLimits::region, bit/s
   Lending lent;  // uplink that regions with a surplus lend to regions with a deficit, in addition to the routes
 };
 

@@ -7,25 +7,6 @@
 #include <utility>
 
 namespace echoline::chains {
-namespace {
-
-struct Place {
-  std::size_t chain;
-  std::size_t position;  // in the chain; 0: its first worker, the seed
-};
-
-// Searches the first stripe only, because every stripe contains every worker.
-std::optional<Place> place_in_first_stripe(const Topology& topology, WorkerId id) {
-  const Chains& first_stripe = topology.stripe(0);
-  for (std::size_t c = 0; c < first_stripe.size(); ++c) {
-    const auto& chain = first_stripe[c];
-    const auto it = std::find(chain.begin(), chain.end(), id);
-    if (it != chain.end()) return Place{c, static_cast<std::size_t>(it - chain.begin())};
-  }
-  return std::nullopt;
-}
-
-}  // namespace
 
 std::string_view to_string(TopologyPolicy policy) {
   switch (policy) {
@@ -59,12 +40,10 @@ std::size_t Topology::size() const {
   return total;
 }
 
-bool Topology::contains(WorkerId id) const { return place_in_first_stripe(*this, id).has_value(); }
-
-std::optional<WorkerId> Topology::parent_in_first_stripe(WorkerId id) const {
-  const auto place = place_in_first_stripe(*this, id);
-  if (!place) return std::nullopt;
-  return place->position == 0 ? parent_of_chain(0, id) : stripe(0)[place->chain][place->position - 1];
+// Searches the first stripe only, because every stripe contains every worker.
+bool Topology::contains(WorkerId id) const {
+  return std::any_of(chains.begin(), chains.end(),
+                     [&](const auto& chain) { return std::find(chain.begin(), chain.end(), id) != chain.end(); });
 }
 
 // Only chains that a worker feeds have an entry in `grafts`; the learner feeds the others.

@@ -40,9 +40,9 @@ struct ChainWorker {
 using Chains = std::vector<std::vector<WorkerId>>;
 
 // Each stripe contains each worker in exactly one chain. The first worker of a chain (the seed) receives from the
-// learner, each other worker from its predecessor. So a worker has at most one child per stripe. Only under trees, a
-// chain's first worker may instead receive from a worker of an earlier chain of the stripe. So that worker may have
-// several children.
+// learner, each other worker from its predecessor. So a worker has at most one child per stripe. There are
+// two exceptions: under trees, and if the parent is a node of the trainer (sources.hpp), a chain's first worker
+// receives from a worker of an earlier chain of the stripe. So that worker may have several children.
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
   std::size_t chains_wanted = 1;        // m: a joiner starts a new chain while a stripe has fewer
@@ -55,9 +55,6 @@ struct Topology {
 
   std::size_t size() const;  // number of workers
   bool contains(WorkerId id) const;
-  // kLearnerId for a seed; absent for the learner and for unknown workers. With several stripes a worker may have
-  // several parents, see parents().
-  std::optional<WorkerId> parent_in_first_stripe(WorkerId id) const;
   // Over all stripes, without repetition, ascending if there are several stripes; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
   // The amount of data that a worker (or the learner) sends in all stripes, as a number of payloads; may be a fraction.

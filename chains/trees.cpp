@@ -474,11 +474,15 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
   return is_late;
 }
 
-TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
+TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
+                    std::optional<std::size_t> stripes) {
   TreePlan plan;
   plan.is_late = late_workers(learner_up, workers, quorum);
-  plan.stripe_plan = plan_stripes(learner_up, workers_in_time(workers, plan.is_late),
-                                  tree_limits(late_download_rate(workers, plan.is_late)));
+  const std::vector<ChainWorker> in_time = workers_in_time(workers, plan.is_late);
+  const StripeLimits limits = tree_limits(late_download_rate(workers, plan.is_late));
+  plan.stripe_plan = stripes ? plan_stripes_at_rate(best_rate(*stripes, learner_up, in_time, limits), *stripes,
+                                                    learner_up, in_time, limits)
+                             : plan_stripes(learner_up, in_time, limits);
   return plan;
 }
 

@@ -25,7 +25,9 @@ struct TreePlan {
   StripePlan stripe_plan;  // only for the workers in time, which keep their order
 };
 // Selects the late workers and plans the stripes of the workers in time, as plan_stripes() does.
-TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
+// `stripes`: as for plan_chains().
+TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
+                    std::optional<std::size_t> stripes = {});
 
 // Builds the chains of every stripe for workers in placement order, which is by fitness to forward (planner.cpp). The
 // trees are as shallow as the plan allows: in a stripe few workers forward, each to many.

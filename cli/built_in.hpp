@@ -15,7 +15,7 @@
 
 namespace echoline::cli {
 
-using BuiltInEngine = decltype(worker::EngineOptions::builtin);
+using BuiltInEngine = decltype(worker::EngineOptions::builtin_maker);
 
 // Both are empty with ECHOLINE_TORCH=OFF. The trainer's functions load the module at their first call and fail with
 // kInvalid if that fails; built_in_engine() loads it at once.

@@ -9,13 +9,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
+#include "base/utc.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
@@ -64,15 +64,6 @@ void print_json(const json& object) {
 template <class Number>
 json json_or_null(const std::optional<Number>& number) {
   return number ? json(*number) : json();
-}
-
-std::string utc_text(double unix_s) {
-  const auto whole_seconds = static_cast<std::time_t>(unix_s);
-  std::tm utc{};
-  ::gmtime_r(&whole_seconds, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &utc);
-  return text;
 }
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }

@@ -139,6 +139,21 @@ std::string table_line(const Row& row, const std::string& id, std::size_t offer_
   return truncated_to(line, columns);
 }
 
+Row row_of_node(const json& node) {
+  Row row;
+  row.id = static_cast<std::uint64_t>(field_or(node, "node", 0.0));
+  row.offer = field_or(node, "name", std::string());
+  row.version = fmt::format("{}", field_or(node, "version", 0.0));
+  row.rollouts = "-";
+  row.received = bytes_text(node, "bytes_in");
+  row.forwarded = bytes_text(node, "bytes_forwarded");
+  if (!field_or(node, "present", false)) {
+    row.note = "away";
+    row.importance = kAwayOrCorrupt;
+  }
+  return row;
+}
+
 void add_workers(const json& status, Screen screen, std::vector<std::string>& lines) {
   std::vector<Row> rows;
   const auto workers = status.find("workers");
@@ -147,6 +162,9 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
   if (workers != status.end() && workers->is_array())
     for (const json& worker : *workers)
       if (worker.is_object()) rows.push_back(row_of(worker, newest_version, publish_every));
+  if (const auto nodes = status.find("nodes"); nodes != status.end() && nodes->is_array())
+    for (const json& node : *nodes)
+      if (node.is_object() && !rows.empty()) rows.push_back(row_of_node(node));
   const std::string topology = field_or(status, "topology", std::string());
   const std::size_t header_lines = 1, topology_lines = topology.empty() ? 0 : 1;
   const std::size_t other_lines = lines.size() + header_lines + topology_lines;  // lines that do not show a worker

@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   add_apply(program, exit_code);
   add_learner(program, exit_code);
   add_worker(program, exit_code);
+  add_node(program, exit_code);
   add_token(program, exit_code);
   add_publish(program, exit_code);
   add_model(program, exit_code);

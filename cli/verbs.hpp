@@ -15,6 +15,7 @@ namespace echoline::cli {
 void add_up(Verb& program, int& exit_code);
 void add_learner(Verb& program, int& exit_code);
 void add_worker(Verb& program, int& exit_code);
+void add_node(Verb& program, int& exit_code);
 void add_token(Verb& program, int& exit_code);
 void add_publish(Verb& program, int& exit_code);
 void add_plan(Verb& program, int& exit_code);

@@ -18,7 +18,6 @@ constexpr char kFormat = 1;
 constexpr int kCompressionLevel = 3;        // zstd's default
 constexpr std::size_t kNumberBytesMax = 3;  // numbers up to 2^21
 constexpr std::uint32_t kExpertMax = 32767;
-constexpr std::uint32_t kLayersMax = 4096, kPerTokenMax = 256;
 constexpr std::size_t kHeaderBytesMax = 3 * 5;
 
 void append_number(std::string& out, std::uint32_t number) {
@@ -43,15 +42,19 @@ std::optional<std::uint32_t> take_number(std::string_view& in, std::size_t bytes
 
 }  // namespace
 
+bool sort_experts(std::span<std::int16_t> experts) {
+  std::sort(experts.begin(), experts.end());
+  return experts.front() >= 0 && std::adjacent_find(experts.begin(), experts.end()) == experts.end();
+}
+
 Status make_canonical(RoutedExperts& experts) {
-  if (experts.choices() == 0 || experts.layers > kLayersMax || experts.per_token > kPerTokenMax ||
+  if (experts.choices() == 0 || experts.layers > kExpertLayersMax || experts.per_token > kExpertsPerTokenMax ||
       experts.values.size() % experts.choices() != 0)
     return fail(Code::kInvalid, kOperation, "{} values for {} layers and {} experts per token, expected whole tokens",
                 experts.values.size(), experts.layers, experts.per_token);
   for (auto first = experts.values.begin(); first != experts.values.end(); first += experts.per_token) {
     const auto last = first + experts.per_token;
-    std::sort(first, last);
-    const bool are_known = *first >= 0 && std::adjacent_find(first, last) == last;
+    const bool are_known = sort_experts({first, last});
     if (!are_known && !(*first == -1 && *(last - 1) == -1))
       return fail(Code::kInvalid, kOperation,
                   "a token has the experts {} to {} in a layer, expected {} different ones from 0, or only -1", *first,
@@ -126,7 +129,7 @@ Result<RoutedExperts> unpack_experts(std::string_view packed, std::size_t tokens
   std::string_view rest = plain;
   const auto token_count = take_number(rest, 5), layers = take_number(rest, 5), per_token = take_number(rest, 5);
   const bool has_shape = is_unpacked && token_count && layers && per_token && *token_count == tokens && *layers >= 1 &&
-                         *layers <= kLayersMax && *per_token >= 1 && *per_token <= kPerTokenMax;
+                         *layers <= kExpertLayersMax && *per_token >= 1 && *per_token <= kExpertsPerTokenMax;
   const std::size_t header_bytes = plain.size() - rest.size();
   RoutedExperts experts;
   std::size_t values = 0;

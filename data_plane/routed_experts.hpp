@@ -2,6 +2,7 @@
 // can route its tokens in the same way (router replay). A compressed form, and its parser.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,11 @@ struct RoutedExperts {
 inline constexpr std::size_t kExpertChoicesMax = std::size_t{1} << 26;        // values of one trajectory
 inline constexpr std::size_t kRoutedExpertsBytesMax = std::size_t{16} << 20;  // of one trajectory, packed
 
-// Sorts each token's experts of a layer. kInvalid if they are neither all -1 nor different numbers from 0, or if the
+inline constexpr std::uint32_t kExpertLayersMax = 4096, kExpertsPerTokenMax = 256;
+
+// Sorts the experts of one token in one layer. Whether they are known: different numbers from 0.
+bool sort_experts(std::span<std::int16_t> experts);
+// sort_experts() for each token and layer. kInvalid if they are neither all -1 nor different numbers from 0, or if the
 // number of values does not fit the shape.
 Status make_canonical(RoutedExperts& experts);
 

@@ -2,10 +2,10 @@
 #include "data_plane/settings.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <set>
 
 #include "base/config.hpp"
+#include "base/names.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -70,9 +70,7 @@ void read_list(ConfigSection root, TaskSettings& settings) {
     s.read("name", task.name,
            {"the prefix of its problems' ids and its name in reports; unique, of letters, digits, '-', '_' and '.'",
             "`adapter`"});
-    const bool is_plain_name = std::ranges::all_of(
-        task.name, [](unsigned char ch) { return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.'; });
-    if (lists_tasks && (!is_plain_name || task.name.size() > kTaskNameBytesMax))
+    if (lists_tasks && (!has_only_name_characters(task.name) || task.name.size() > kTaskNameBytesMax))
       s.error("name", fmt::format("expected at most {} letters, digits, '-', '_' and '.', found '{}'",
                                   kTaskNameBytesMax, task.name.substr(0, 64)));
     if (lists_tasks && !task.name.empty() && !names.insert(task.name).second)

@@ -3,8 +3,9 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2_grpo.py runs/NAME [--learning-rate 2e-4]
 
-All processes run on the learner's machine. The model is a directory that transformers loads. docs/trainers.md explains
-the calls; the loss is that of pytorch_grpo.py.
+On other machines than the learner's, RUN is the folder of the machine's node (`echoline node`), and --model a copy of
+the run's initial model. The model is a directory that transformers loads. docs/trainers.md explains the calls;
+the loss is that of pytorch_grpo.py.
 """
 import argparse
 import os
@@ -51,7 +52,8 @@ def update(model, optimizer, batch, temperature, clip):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("run", help="the run's folder")
+    arguments.add_argument("run", help="the run's folder, or that of this machine's node")
+    arguments.add_argument("--model", help="directory of the initial model; default: the run's")
     arguments.add_argument("--learning-rate", type=float, default=2e-4)
     arguments.add_argument("--clip", type=float, nargs=2, default=(0.2, 0.28), metavar=("LOW", "HIGH"))
     arguments.add_argument("--gather-into", help="for tests: a folder for every version as rank 0 gathers it")
@@ -61,7 +63,7 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     client = echoline.Client(a.run, patience=600)
     status = client.status()
-    model = transformers.AutoModelForCausalLM.from_pretrained(status.raw["model"], dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(a.model or status.raw["model"], dtype=torch.float32)
     tied = model.config.tie_word_embeddings
     for layer in model.model.layers:
         fully_shard(layer)

@@ -12,8 +12,9 @@ namespace {
 constexpr std::uint32_t kRetryMs = 40;             // until a worker without leases asks again
 constexpr std::uint32_t kSampleProgressMs = 5000;  // between a worker's signs of progress on a client's requests
 constexpr std::uint32_t kRefusedRetryMs = 1000;    // the same if it is retired or its policy is not accepted
-constexpr int kLeaseRoundsMax = 8;                 // attempts per request to lease groups that are not all set aside
-constexpr double kProgressPerLease = 3;            // progress messages that a worker sends within its shortest lease
+
+constexpr int kLeaseRoundsMax = 8;       // attempts per request to lease groups that are not all set aside
+constexpr double kProgressPerLease = 3;  // progress messages that a worker sends within its shortest lease
 
 // The text by which reports count failures; it must not change.
 std::string_view reason_text(schema::WorkFailure failure) {

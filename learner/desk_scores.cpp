@@ -1,21 +1,14 @@
 // Connects the rollout desk with the regrader and the scorer. DeskLogic calls it.
 #include "learner/desk_scores.hpp"
 
-#include <random>
-
 #include "base/log.hpp"
+#include "base/random_bits.hpp"
 #include "base/text.hpp"
 
 namespace echoline::learner {
 namespace {
 
 constexpr std::string_view kScoringFailed = "scoring failed";
-
-// Seeds the choice of responses to regrade, which workers must not be able to predict.
-std::uint64_t random_secret() {
-  std::random_device device;
-  return (std::uint64_t{device()} << 32) | device();
-}
 
 }  // namespace
 
@@ -24,7 +17,7 @@ DeskScores::DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups
       discipline_(discipline),
       set_aside_(set_aside),
       batches_(batches),
-      regrader_(desk.checker.score_verifier(), random_secret(), desk.wake),
+      regrader_(desk.checker.score_verifier(), random_bits64(), desk.wake),
       scorer_(desk.checker.score_verifier(), desk.wake) {}
 
 bool DeskScores::is_unscored(const schema::Submission& submission) {

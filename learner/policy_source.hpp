@@ -23,6 +23,8 @@
 
 namespace echoline::learner {
 
+class NodeCalls;
+
 // Computes a policy's log-probabilities of model::probe_text(). kInvalid if its log-probabilities are not finite at the
 // run's temperature. Empty in a program without the built-in model.
 using PolicyProbe = std::function<Result<std::vector<double>>(
@@ -39,6 +41,7 @@ struct SourceHost {
   std::function<Status()> while_waiting;
   const std::atomic<bool>& stop;  // turns true when the run must end
   PolicyProbe probe = {};
+  NodeCalls* node_calls = nullptr;  // calls of an external trainer's ranks on other machines; null: there are none
 };
 
 // A trainer's report on a learner step. Values that the trainer does not know are absent.

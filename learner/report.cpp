@@ -261,6 +261,7 @@ json make_report(const ReportInput& input) {
                      {"workers_replaced", input.fleet.replaced},
                      {"unreturned", input.fleet.unreturned}};
   report["workers"] = workers;
+  report["nodes"] = input.nodes;
   report["memory"] = memory_json(input);
   report["weights"] = {
       {"version", input.version.value},
@@ -444,6 +445,10 @@ std::string report_text(const json& report) {
                        bytes_text(worker.at("bytes_forwarded")),
                        worker.at("version").is_null() ? "-" : std::to_string(worker.at("version").get<std::uint64_t>()),
                        worker.at("lost").get<bool>() ? "  lost" : "");
+  for (const json& node : report.value("nodes", json::array()))
+    out += fmt::format("  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", node.at("node").get<std::uint64_t>(),
+                       node.at("name").get<std::string>(), "-", "-", bytes_text(node.at("bytes_in")),
+                       bytes_text(node.at("bytes_forwarded")), node.at("version").get<std::uint64_t>());
   return out;
 }
 

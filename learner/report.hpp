@@ -43,6 +43,7 @@ struct ReportInput {
   const provisioner::Plan* plan = nullptr;
   RunFigures figures;  // from metrics.jsonl, of all processes of the run
   std::vector<WorkerEntry> workers;
+  nlohmann::json nodes = nlohmann::json::array();  // of the trainer, as in status.json
   provisioner::FleetSummary fleet;
   double wall_seconds = 0;            // of all processes of the run, as RunClock counts
   std::optional<double> learner_usd;  // absent: the price of its machine is unknown

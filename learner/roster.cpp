@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/text.hpp"
 #include "chains/fleet_graph.hpp"
+#include "learner/planning.hpp"
 #include "provisioner/offer_links.hpp"
 
 namespace echoline::learner {
@@ -63,13 +65,64 @@ void Roster::on_presence_change(const PresenceChange& change, TimePoint now) {
   drawn_topology_.reset();  // the next drawing shows the worker's name
 }
 
+void Roster::on_node_joined(const overlay::MemberInfo& node) {
+  const std::lock_guard lock(mutex_);
+  NodeEntry& entry = nodes_[node.id];
+  entry.name = printable(node.name);
+  entry.at = overlay::to_text(node.data);
+  entry.presence = Presence::kPresent;
+  // A node that states no uplink is planned with the learner's.
+  entry.up = node.up.value_or(learner_upload_rate(config_));
+  drawn_topology_.reset();
+}
+
+bool Roster::on_node_gone(WorkerId id, Presence presence) {
+  const std::lock_guard lock(mutex_);
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end()) return false;
+  node->second.presence = presence;
+  return true;
+}
+
+bool Roster::is_node(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return nodes_.contains(id);
+}
+
+BitRate Roster::nodes_up() const {
+  const std::lock_guard lock(mutex_);
+  BitRate total{0};
+  for (const auto& [id, node] : nodes_)
+    if (node.presence == Presence::kPresent) total.bits_per_s += node.up.bits_per_s;
+  return total;
+}
+
+nlohmann::json Roster::nodes() const {
+  const std::lock_guard lock(mutex_);
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& [id, node] : nodes_)
+    rows.push_back({{"node", id.value},
+                    {"name", node.name},
+                    {"at", node.at},
+                    {"present", node.presence == Presence::kPresent},
+                    {"version", node.version.value},
+                    {"bytes_in", node.bytes_in},
+                    {"bytes_forwarded", node.bytes_forwarded}});
+  return rows;
+}
+
 void Roster::count_trouble(WorkerId id) {
   const std::lock_guard lock(mutex_);
+  if (nodes_.contains(id)) return;
   ++workers_[id].trouble_events;
 }
 
 void Roster::record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest) {
   const std::lock_guard lock(mutex_);
+  if (const auto node = nodes_.find(id); node != nodes_.end()) {
+    node->second.version = version;
+    return;
+  }
   workers_[id].version = version;
   workers_[id].digest = digest;
 }
@@ -116,6 +169,11 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   const std::lock_guard lock(mutex_);
   floods_ = stats.floods;
   for (const overlay::WorkerView& view : stats.workers) {
+    if (const auto node = nodes_.find(view.info.id); node != nodes_.end()) {
+      node->second.bytes_in = view.bytes_in.count;
+      node->second.bytes_forwarded = view.bytes_forwarded.count;
+      continue;
+    }
     WorkerEntry& entry = workers_[view.info.id];
     entry.bytes_in = view.bytes_in.count;
     entry.bytes_forwarded = view.bytes_forwarded.count;
@@ -127,7 +185,10 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   seeds_ = {seeds.begin(), seeds.end()};
   if (drawn_topology_ == stats.topology) return std::nullopt;  // drawing a large fleet takes time
   drawn_topology_ = stats.topology;
-  return chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
+  return chains::to_dot(stats.topology, [&](WorkerId id) {
+    if (const auto node = nodes_.find(id); node != nodes_.end()) return node->second.name;
+    return id == kLearnerId ? std::string() : workers_[id].offer;
+  });
 }
 
 bool Roster::all_present_have(Version version) const {

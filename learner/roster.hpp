@@ -33,7 +33,13 @@ class Roster {
   // The links of the offer with the worker's name; absent if neither the offer nor the run file states them.
   overlay::LinkLimits expected_links(const std::string& name) const;
   void on_presence_change(const PresenceChange& change, TimePoint now);
-  void count_trouble(WorkerId id);  // the overlay reported an error of the worker
+  // The trainer's nodes are members of the overlay, but no workers. The next two return false for other members.
+  void on_node_joined(const overlay::MemberInfo& node);
+  bool on_node_gone(WorkerId id, Presence presence);  // away or lost
+  bool is_node(WorkerId id) const;                    // also of a node that is gone
+  BitRate nodes_up() const;                           // of the present ones: their uplinks as they state them
+  nlohmann::json nodes() const;                       // one row per node, as under `nodes` in status.json
+  void count_trouble(WorkerId id);                    // the overlay reported an error of the worker
   void record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest);
   // Returns the worker's progress since its last heartbeat.
   WorkerMeter::Progress take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now);
@@ -58,12 +64,20 @@ class Roster {
   void check() const;
 
  private:
+  struct NodeEntry {
+    std::string name, at;  // at: where workers fetch from it
+    Presence presence = Presence::kPresent;
+    BitRate up{0};
+    Version version;
+    std::uint64_t bytes_in = 0, bytes_forwarded = 0;  // of publications
+  };
   const provisioner::Offer* offer_named(const std::string& name) const;
 
   const RunConfig& config_;
   mutable std::mutex mutex_;  // guards all members below
   std::map<WorkerId, WorkerEntry> workers_;
   std::map<WorkerId, WorkerMeter> meters_;
+  std::map<WorkerId, NodeEntry> nodes_;
   std::map<std::string_view, const provisioner::Offer*> planned_;  // the plan's offers, by id
   std::map<std::string, provisioner::Offer> rented_;               // by id
   // The topology in refresh()'s last text. Reset by a join, so that the next text has the worker's name.

@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "base/config.hpp"
+#include "base/names.hpp"
 #include "base/parallel.hpp"
 #include "base/suggest.hpp"
 #include "base/text.hpp"
@@ -22,10 +23,8 @@ constexpr const char* kResolvedHead =
 
 void read_run(ConfigSection section, RunSection& settings) {
   section.require("name", settings.name, "names the run and its folder: letters, digits, '-', '_' and '.'");
-  const bool is_plain = std::all_of(settings.name.begin(), settings.name.end(), [](unsigned char ch) {
-    return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.';
-  });
-  if (!is_plain || settings.name.starts_with('.') || settings.name.size() > overlay::trust::kRunIdBytesMax)
+  if (!has_only_name_characters(settings.name) || settings.name.starts_with('.') ||
+      settings.name.size() > overlay::trust::kRunIdBytesMax)
     section.error("name",
                   fmt::format("expected at most {} letters, digits, '-', '_' and '.', not starting with '.'; it names "
                               "the run and its folder",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "learner/external/node_calls.hpp"
 #include "learner/planning.hpp"
 #include "learner/submission_checker.hpp"
 #include "overlay/sizes.hpp"
@@ -39,14 +40,15 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
   options.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
   options.resumed_at = resumed_at;
   options.message_max =
-      worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,
-                         config.rollout.metadata_max, expert_choices_max(config, model));
+      std::max(Bytes{kNodeMessageBytesMax},
+               worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,
+                                  config.rollout.metadata_max, expert_choices_max(config, model)));
   return options;
 }
 
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
-                             std::span<const chains::WorkerLink> links) {
-  const BitRate learner_up = learner_upload_rate(config);
+                             std::span<const chains::WorkerLink> links, BitRate nodes_up) {
+  const BitRate learner_up{learner_upload_rate(config).bits_per_s + nodes_up.bits_per_s};
   const chains::Regions& regions = config.paths.regions.graph;
   constexpr double kShareMin = 1e-9;  // the formulas need a share above 0
   const double acknowledged_share =

@@ -17,8 +17,9 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
                                                 const std::filesystem::path& run_folder,
                                                 std::optional<Version> resumed_at);
 
-// The row of metrics.jsonl for a broadcast. `links`: those of the topology's workers, in order.
+// The row of metrics.jsonl for a broadcast. `links`: those of the topology's workers, in order. `nodes_up`: the uplinks
+// of the trainer's nodes, which feed workers as the learner does.
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
-                             std::span<const chains::WorkerLink> links);
+                             std::span<const chains::WorkerLink> links, BitRate nodes_up);
 
 }  // namespace echoline::learner

@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";  // of a checkpoint's name
 constexpr std::size_t kLatestFileBytesMax = 4096;
+constexpr const char* kLockFile = "lock";
 constexpr std::chrono::milliseconds kLockPoll(50);
 // The fields that a row keeps if it is too long.
 const std::set<std::string, std::less<>> kFieldsOfLongRows{"unix_s",  "event",  "kind", "step",
@@ -76,9 +77,9 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
                 earlier_runs_hint(folder));
   const auto take_lock = [&]() -> Status {
     ECHO_TRY(make_folders(folder));
-    record->lock_fd_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    record->lock_fd_ = ::open((folder / kLockFile).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (record->lock_fd_ < 0)
-      return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
+      return fail(Code::kIo, "lock run", "{}: {}", (folder / kLockFile).string(), std::strerror(errno));
     // The process with the lock may end soon: if the `echoline up` that started a learner is killed, the learner still
     // finishes its step.
     const auto lock_deadline = std::chrono::steady_clock::now() + patience;
@@ -201,6 +202,13 @@ Status RunRecord::write_pending_rows() {
   return metrics_.write_out();
 }
 
+Status RunRecord::check_folder() const {
+  std::error_code ignored;
+  if (std::filesystem::exists(folder_ / kLockFile, ignored)) return ok();
+  return fail(Code::kIo, "run", "{} was deleted or moved during the run, so the run ends and its machines are released",
+              folder_.string());
+}
+
 void RunRecord::append_event(std::string_view kind, nlohmann::json fields) {
   fields["event"] = kind;
   append_row(events_, std::move(fields));
@@ -238,7 +246,7 @@ Status RunRecord::write_report(const nlohmann::json& report) {
 }
 
 bool is_running(const std::filesystem::path& folder) {
-  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
+  const int fd = ::open((folder / kLockFile).c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return false;
   const bool is_held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
   ::close(fd);  // releases the lock if it was free

@@ -32,6 +32,8 @@ class RunRecord {
   ~RunRecord();
 
   const std::filesystem::path& folder() const { return folder_; }
+  // An error if the folder was deleted or moved: the run then cannot store its results, while its machines cost money.
+  Status check_folder() const;
   // The new folder of the earlier run; empty if there was none.
   const std::filesystem::path& moved_to() const { return moved_to_; }
 

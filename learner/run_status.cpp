@@ -72,7 +72,8 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
                  {"heap_bytes", memory.heap ? json(memory.heap->count) : json(nullptr)},
                  {"topology", roster.topology_summary()},
                  {"floods", roster.floods()},
-                 {"workers", roster.status()}};
+                 {"workers", roster.status()},
+                 {"nodes", roster.nodes()}};
   {
     const std::lock_guard lock(mutex_);
     status["version"] = version_.value;

@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "data_plane/run_spec.hpp"
+#include "overlay/trainer_node.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -32,12 +33,30 @@ RunWorkers::RunWorkers(const RunHost& run, const provisioner::Plan& plan, RunJou
 
 void RunWorkers::on_joined(const overlay::MemberInfo& member) {
   const std::string name = printable(member.name);
+  if (overlay::is_trainer_node(member.name)) {
+    roster_.on_node_joined(member);
+    log::info("node {} ({}) of the trainer has joined", member.id, name);
+    return journal_.record().append_event("node_joined", {{"node", member.id.value}, {"name", name}});
+  }
   attendance_.on_joined(member.id, name, roster_.region_of(name, member.place));
 }
 
-void RunWorkers::on_away(WorkerId worker, const std::string& reason) { attendance_.on_away(worker, printable(reason)); }
+void RunWorkers::on_away(WorkerId worker, const std::string& reason) {
+  if (!record_node_gone(worker, Presence::kAway, reason)) attendance_.on_away(worker, printable(reason));
+}
 
-void RunWorkers::on_lost(WorkerId worker, const std::string& reason) { attendance_.on_lost(worker, printable(reason)); }
+void RunWorkers::on_lost(WorkerId worker, const std::string& reason) {
+  if (!record_node_gone(worker, Presence::kLost, reason)) attendance_.on_lost(worker, printable(reason));
+}
+
+bool RunWorkers::record_node_gone(WorkerId id, Presence presence, const std::string& reason) {
+  if (!roster_.on_node_gone(id, presence)) return false;
+  if (attendance_.is_closed()) return true;  // the run ends its members
+  log::warn("node {} of the trainer is {}: {}", id, presence == Presence::kAway ? "away" : "lost", printable(reason));
+  journal_.record().append_event(presence == Presence::kAway ? "node_away" : "node_left",
+                                 {{"node", id.value}, {"reason", printable(reason)}});
+  return true;
+}
 
 void RunWorkers::on_trouble(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, printable(what));

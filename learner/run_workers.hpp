@@ -38,6 +38,8 @@ class RunWorkers {
 
  private:
   void record_change(const PresenceChange& change);
+  // Returns false if `id` is no node of the trainer.
+  bool record_node_gone(WorkerId id, Presence presence, const std::string& reason);
 
   const RunHost run_;
   RunJournal& journal_;

@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/checkpoint_folder.hpp"
+#include "learner/external/node_calls.hpp"
 #include "learner/planning.hpp"
 #include "learner/preflight.hpp"
 #include "learner/report.hpp"
@@ -61,12 +62,14 @@ class Service {
                              .report_phase = [this](const std::string& text) { write_status(phase_text(text)); },
                              .while_waiting = [this] { return fleet_->check_budget(); },
                              .stop = run_.stop,
-                             .probe = run_.options.built_in.probe},
+                             .probe = run_.options.built_in.probe,
+                             .node_calls = &node_calls_},
                             resume));
     // listen_early() relied on the newest checkpoint. If that was damaged, an older one was loaded.
     if (node_ && journal_->step() != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join again", policy_->steps(),
                 journal_->step());
+      open_node_ = nullptr;
       node_->stop();
       node_.reset();
       workers_.emplace(run_, plan_.plan, *journal_);  // again without any worker
@@ -188,12 +191,16 @@ class Service {
     events.heartbeat = [this](const overlay::HeartbeatReceived& beat) { on_heartbeat(beat); };
     events.joined = [this](const overlay::MemberInfo& member) { workers_->on_joined(member); };
     events.away = [this](WorkerId id, const std::string& reason) { workers_->on_away(id, reason); };
-    events.lost = [this](WorkerId id, const std::string& reason) { workers_->on_lost(id, reason); };
+    events.lost = [this](WorkerId id, const std::string& reason) {
+      if (workers_->roster().is_node(id)) node_calls_.on_lost(id);
+      workers_->on_lost(id, reason);
+    };
     events.trouble = [this](WorkerId id, const std::string& what) { workers_->on_trouble(id, what); };
     events.installed = [this](WorkerId id, Version version, const overlay::Digest& digest) {
       workers_->roster().record_acknowledgement(id, version, digest);
     };
     events.message = [this](WorkerId id, std::string bytes) {
+      if (workers_->roster().is_node(id)) return node_calls_.on_message(id, bytes);
       if (RolloutDesk* desk = open_desk_) desk->receive(id, std::move(bytes));
     };
     events.broadcast_done = [this](const overlay::BroadcastReport& report) { on_broadcast_done(report); };
@@ -201,7 +208,10 @@ class Service {
     events.chose_topology = [&record](const std::string& text) { record.append_event("topology", {{"what", text}}); };
     events.slow_hop = [&record](const overlay::SlowHop& hop) { record.append_event("slow_hop", {{"hop", hop.text}}); };
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(options), std::move(events)));
+    open_node_ = node_.get();
     publisher_.attach(node_.get());
+    if (run_.config.learner.trainer != TrainerKind::kExternal)
+      node_calls_.refuse("the run's `learner.trainer` is not `external`, so it has no ranks and no nodes");
     workers_->greet_workers(*node_);
     record.append_event("listening", {{"at", overlay::to_text(node_->endpoint())}});
     return ok();
@@ -300,6 +310,7 @@ class Service {
     }
     workers_->attendance().close();  // workers that leave because the fleet is returned do not count as lost
     input.workers = workers_->roster().entries();
+    input.nodes = workers_->roster().nodes();
     std::tie(input.version, input.digest) = journal.status().newest();
     fleet_->stop();  // before the last evaluation, which needs no machine
     const bool completed = how == "completed";
@@ -334,6 +345,7 @@ class Service {
     if (tinker_) tinker_->stop("the learner has ended");
     if (desk_) desk_->on_run_ended();
     if (fleet_) fleet_->stop();
+    node_calls_.close();
     publisher_.stop();
     if (node_) node_->stop();
     if (desk_) desk_->stop();
@@ -373,7 +385,7 @@ class Service {
   // Called on the overlay's thread, so that the fleet sees progress during a long learner step.
   void on_heartbeat(const overlay::HeartbeatReceived& beat) {
     const auto vitals = data_plane::parse_vitals(beat.application);
-    if (!vitals) return;  // check_heartbeat refused it
+    if (!vitals || workers_->roster().is_node(beat.worker)) return;  // check_heartbeat refused it
     const WorkerMeter::Progress progress = workers_->roster().take_heartbeat(beat.worker, *vitals, run_.clock.now());
     // While the database cannot store, no worker gets work, so the fleet must not count that time as slowness.
     const RolloutDesk* desk = open_desk_;
@@ -395,7 +407,8 @@ class Service {
       fleet->on_broadcast_measured(report.t_b, report.payload, workers_->roster().install_time());
     const auto links = workers_->roster().links_of(report.topology.workers());
     journal_->status().set_broadcast_time(report.t_b);
-    journal_->record().append_metric("broadcast", broadcast_row(run_.config, report, links));
+    journal_->record().append_metric("broadcast",
+                                     broadcast_row(run_.config, report, links, workers_->roster().nodes_up()));
   }
 
   void write_status(const std::string& phase) {
@@ -411,6 +424,11 @@ class Service {
   RunPlan plan_;
   std::unique_ptr<RunJournal> journal_;
   std::optional<RunTask> task_;
+  NodeCalls node_calls_{[this](WorkerId node, std::string message) {
+    overlay::LearnerNode* const sender = open_node_;
+    if (!sender) return;
+    if (const Status sent = sender->send(node, std::move(message)); !sent) log::warn("{}", sent.error().message());
+  }};
   std::unique_ptr<PolicySource> policy_;
   std::optional<RunWorkers> workers_;
   std::optional<RunFleet> fleet_;
@@ -419,6 +437,7 @@ class Service {
   std::atomic<RolloutDesk*> open_desk_ = nullptr;  // desk_ once it is open, for other threads than the main one
   Publisher publisher_;
   std::unique_ptr<overlay::LearnerNode> node_;
+  std::atomic<overlay::LearnerNode*> open_node_ = nullptr;  // node_ for other threads than the main one
 };
 
 }  // namespace

@@ -65,11 +65,13 @@ class TinkerRun {
   std::unique_ptr<tinker::Server> server_;
   std::filesystem::path address_file_;
   std::optional<Version> published_;
-  Error run_error_;  // ends the run, if `has_failed_`
-  bool has_failed_ = false;
-  double loss_sum_ = 0;  // since the last update, as are the next two
-  std::size_t examples_ = 0;
-  Duration train_time_{};
+  std::optional<Error> run_error_;  // it ends the run
+  struct Sums {
+    double loss = 0;
+    std::size_t examples = 0;
+    Duration train_time{};
+  };
+  Sums since_step_;  // since the last update of the weights
   TimePoint step_began_at_{};
 };
 

@@ -128,6 +128,9 @@ class MessageQueue final : public Source {
 
   void push(Slice message);
   std::optional<OutFrame> next(ConnId) override;
+  // The peer is in the local network. Call before the first connection is opened.
+  void set_local(bool is_local) { is_local_ = is_local; }
+  bool is_local() const override { return is_local_; }
   std::size_t bytes() const { return bytes_; }
   void clear() { messages_.clear(), front_bytes_sent_ = bytes_ = 0; }
 
@@ -135,6 +138,7 @@ class MessageQueue final : public Source {
   std::deque<Slice> messages_;
   std::size_t front_bytes_sent_ = 0;  // bytes of the first message that have left
   std::size_t bytes_ = 0;             // of all messages, without those that have left
+  bool is_local_ = false;
 };
 
 // Reassembles the messages of one peer.

@@ -5,13 +5,14 @@
 
 namespace echoline::overlay {
 
-bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
+bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now, bool is_local) {
   // A child that asks for a version to catch up to is a helped one. It gets an edge of its own.
   const auto [it, added] = edges_.try_emplace({child, hello.catch_up_to.has_value()});
   Edge& edge = it->second;
   if (edge.conns.size() >= kStreamsMax) return false;
   edge.owner = this;
   edge.child = child;
+  if (added) edge.is_in_local_network = is_local;
   edge.conns.push_back(conn);
   connections_[conn].edge = &edge;
   uplink_.open(conn, edge);

@@ -39,8 +39,9 @@ class EdgeSender {
   EdgeSender(PublicationStore& store, Uplink& uplink, bool catch_ups_on_demand)
       : store_(store), uplink_(uplink), catch_ups_on_demand_(catch_ups_on_demand) {}
 
-  // Adds a connection of the edge to `child`, its first or a further stream. False: the edge has too many.
-  bool open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
+  // Adds a connection of the edge to `child`, its first or a further stream. False: the edge has too many. `is_local`:
+  // the child is in the local network, outside the limited uplink.
+  bool open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now, bool is_local = false);
   void close(ConnId conn);
   bool contains(ConnId conn) const { return connections_.contains(conn); }
   std::optional<WorkerId> child_of(ConnId conn) const;
@@ -100,7 +101,9 @@ class EdgeSender {
     std::optional<Slice> status, trouble_message;  // sent before the next chunk; only the newest of each waits
     bool was_reported_behind = false;              // a trouble was reported because the path is costly
     bool has_lost_connection = false;              // bytes sent on that connection may be lost
+    bool is_in_local_network = false;
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
+    bool is_local() const override { return is_in_local_network; }
     double weight() const override { return catch_up_to ? kHelpedWeight : wanted.share(); }
   };
   struct Connection {

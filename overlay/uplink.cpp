@@ -14,7 +14,35 @@ constexpr double kMeasuredSecondsMin = 0.05;  // less busy time shows no rate
 
 }  // namespace
 
+struct Uplink::Local {
+  explicit Local(std::vector<Action>& actions) : uplink(pacer, actions) {}
+  Pacer pacer;  // without a limit
+  Uplink uplink;
+};
+
+Uplink::Uplink(Pacer& pacer, std::vector<Action>& actions) : pacer_(pacer), actions_(actions) {}
+
+Uplink::~Uplink() = default;
+
+Uplink* Uplink::local_with(ConnId conn) const {
+  return local_ && local_->uplink.connections_.contains(conn) ? &local_->uplink : nullptr;
+}
+
+Uplink* Uplink::local_with(const Source& source) const {
+  return local_ && local_->uplink.source_ids_.contains(&source) ? &local_->uplink : nullptr;
+}
+
+std::uint64_t Uplink::bytes_sent() const { return bytes_sent_ + (local_ ? local_->uplink.bytes_sent_ : 0); }
+
+// The local uplink itself has no other one, so it takes its sources here.
 void Uplink::open(ConnId conn, Source& source) {
+  if (source.is_local() && !is_local_) {
+    if (!local_) {
+      local_ = std::make_unique<Local>(actions_);
+      local_->uplink.is_local_ = true;
+    }
+    return local_->uplink.open(conn, source);
+  }
   const auto [id, added] = source_ids_.try_emplace(&source, next_source_id_);
   if (added) sources_[next_source_id_++].source = &source;
   ECHO_CHECK(!connections_.contains(conn), "connection {} opened twice", conn);
@@ -24,6 +52,7 @@ void Uplink::open(ConnId conn, Source& source) {
 }
 
 void Uplink::close(ConnId conn) {
+  if (Uplink* local = local_with(conn)) return local->close(conn);
   const auto it = connections_.find(conn);
   if (it == connections_.end()) return;
   // Urgent frames wait behind the frame in progress, so the rest of that frame leaves first.
@@ -42,6 +71,7 @@ void Uplink::close(ConnId conn) {
 }
 
 void Uplink::send_now(ConnId conn, Slice frame) {
+  if (Uplink* local = local_with(conn)) return local->send_now(conn, std::move(frame));
   const auto it = connections_.find(conn);
   if (it != connections_.end() && it->second.frame && it->second.frame_bytes_sent > 0)
     it->second.urgent.push_back(std::move(frame));
@@ -50,6 +80,7 @@ void Uplink::send_now(ConnId conn, Slice frame) {
 }
 
 void Uplink::wake(const Source& source) {
+  if (Uplink* local = local_with(source)) return local->wake(source);
   if (const auto id = source_ids_.find(&source); id != source_ids_.end()) set_ready(id->second, true);
 }
 
@@ -125,6 +156,7 @@ void Uplink::emit_slice(ConnId conn, std::size_t bytes) {
 }
 
 void Uplink::pump(TimePoint now) {
+  if (local_) local_->uplink.pump(now);
   account_busy_time(now);
   for (;;) {
     if (transmission_) {
@@ -151,6 +183,7 @@ void Uplink::pump(TimePoint now) {
 }
 
 void Uplink::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
+  if (Uplink* local = local_with(conn)) return local->on_sent(conn, bytes, now);
   const auto it = connections_.find(conn);
   if (it == connections_.end() || it->second.in_flight == 0) return;
   account_busy_time(now);
@@ -178,11 +211,13 @@ void Uplink::account_busy_time(TimePoint now) {
 }
 
 std::size_t Uplink::in_flight(ConnId conn) const {
+  if (const Uplink* local = local_with(conn)) return local->in_flight(conn);
   const auto it = connections_.find(conn);
   return it == connections_.end() ? 0 : it->second.in_flight;
 }
 
 Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
+  if (const Uplink* local = local_with(source)) return local->usage(source, now);
   const auto id = source_ids_.find(&source);
   if (id == source_ids_.end()) return {};
   const SourceState& state = sources_.at(id->second);

@@ -2,6 +2,7 @@
 // sends a slice at a time, at the limited rate. No I/O and no clock.
 #pragma once
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -24,6 +25,8 @@ class Source {
   virtual std::optional<OutFrame> next(ConnId conn) = 0;
   // Its share of the uplink, relative to the weights of the other sources with frames; positive.
   virtual double weight() const { return 1; }
+  // Whether its bytes stay in the local network, outside the limited uplink. Constant.
+  virtual bool is_local() const { return false; }
 };
 
 class Uplink {
@@ -32,7 +35,8 @@ class Uplink {
   static constexpr std::size_t kWindowBytes = 256 * 1024;
 
   // Both must outlive the uplink.
-  Uplink(Pacer& pacer, std::vector<Action>& actions) : pacer_(pacer), actions_(actions) {}
+  Uplink(Pacer& pacer, std::vector<Action>& actions);
+  ~Uplink();
 
   // Opens a connection of `source`, which must exist until its last connection is closed.
   void open(ConnId conn, Source& source);
@@ -59,8 +63,9 @@ class Uplink {
     bool own_limit = false;  // the bottleneck is this node's rate limit, not the path
   };
   Usage usage(const Source& source, TimePoint now) const;
-  std::uint64_t bytes_sent() const { return bytes_sent_; }
+  std::uint64_t bytes_sent() const;
   // The total rate of the last few seconds, counting only time with something to send; absent until it is known.
+  // Local sources do not count.
   std::optional<BitRate> measured_rate() const;
 
  private:
@@ -87,6 +92,11 @@ class Uplink {
     TimePoint due;  // when its last byte has left
   };
 
+  struct Local;  // an uplink without a limit, for local sources
+
+  // The local uplink if it has this connection or source; otherwise null.
+  Uplink* local_with(ConnId conn) const;
+  Uplink* local_with(const Source& source) const;
   std::optional<ConnId> pick_connection();
   void set_ready(std::size_t id, bool ready);
   void emit_slice(ConnId conn, std::size_t bytes);
@@ -107,6 +117,8 @@ class Uplink {
   std::size_t in_flight_ = 0;                     // bytes of all connections that the network has not taken yet
   double recent_bytes_ = 0, recent_seconds_ = 0;  // while busy; halved at kRecentSecondsMax
   TimePoint accounted_until_{};
+  bool is_local_ = false;         // this is the local uplink
+  std::unique_ptr<Local> local_;  // null until a local source opens a connection
 };
 
 }  // namespace echoline::overlay

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "chains/broadcast_model.hpp"
+#include "chains/sources.hpp"
 #include "sim/fleet.hpp"
 
 namespace echoline::sim {
@@ -33,7 +34,9 @@ class BroadcastSimulation final : public FleetObserver {
  private:
   static WorldOptions world_options(const BroadcastScenario& scenario);
   FleetOptions fleet_options(const BroadcastScenario& scenario) const;
+  bool is_node(std::size_t i) const { return i >= scenario_.workers && i < scenario_.workers + scenario_.nodes; }
   LinkLimits link_of(std::size_t i) const {
+    if (is_node(i)) return {.up = scenario_.node_up, .down = {}};
     return i < scenario_.worker_links.size() ? scenario_.worker_links[i] : scenario_.worker_link;
   }
   std::uint32_t region_of(std::size_t i) const {
@@ -113,6 +116,7 @@ void BroadcastSimulation::add_worker() {
   else
     options.link = {.up = limits.up, .down = limits.down};
   options.region = region_of(fleet_.worker_count());
+  options.is_node = is_node(fleet_.worker_count());
   options.enrols = false;
   options.store.memory_max = scenario_.worker_store;
   options.install_time = {};
@@ -186,16 +190,19 @@ void BroadcastSimulation::choose_poisoners() {
 Status BroadcastSimulation::check_scenario() const {
   constexpr std::string_view kSimulateBroadcast = "simulate broadcast";
   if (scenario_.workers < 1) return fail(Code::kInvalid, kSimulateBroadcast, "at least one worker is needed");
+  if (scenario_.nodes > 0 && !scenario_.cores_limit_rate)
+    return fail(Code::kInvalid, kSimulateBroadcast, "nodes need cores that limit their own rate");
   if (scenario_.publications < 1) return fail(Code::kInvalid, kSimulateBroadcast, "at least one publication is needed");
   if (!(scenario_.learner_up.bits_per_s > 0) || !(scenario_.chain_rate.bits_per_s > 0))
     return fail(Code::kInvalid, kSimulateBroadcast, "rates must be positive");
   if (scenario_.chunk.count < kChunkBytesMin || scenario_.chunk.count > kChunkBytesMax)
     return fail(Code::kInvalid, kSimulateBroadcast, "expected chunks of {} to {} bytes, found {}", kChunkBytesMin,
                 kChunkBytesMax, scenario_.chunk.count);
+  const std::size_t members = scenario_.workers + scenario_.nodes + scenario_.late_joins.size();
   for (const WorkerKill& kill : scenario_.kills)
-    if (kill.worker >= scenario_.workers + scenario_.late_joins.size())
+    if (kill.worker >= members)
       return fail(Code::kInvalid, kSimulateBroadcast, "worker {} should be killed, but there are only {}", kill.worker,
-                  scenario_.workers + scenario_.late_joins.size());
+                  members);
   return ok();
 }
 
@@ -203,9 +210,10 @@ Result<BroadcastResult> BroadcastSimulation::run() {
   ECHO_TRY(check_scenario());
   fleet_.start_learner();
   // The workers join at intervals and settle before the first publication.
-  for (std::size_t i = 0; i < scenario_.workers; ++i)
+  const std::size_t members = scenario_.workers + scenario_.nodes;
+  for (std::size_t i = 0; i < members; ++i)
     world_.run_at(world_.now() + kJoinInterval * static_cast<std::int64_t>(i), [this] { add_worker(); });
-  world_.run(world_.now() + kJoinInterval * static_cast<std::int64_t>(scenario_.workers));
+  world_.run(world_.now() + kJoinInterval * static_cast<std::int64_t>(members));
   world_.run(world_.now() + kJoinTimeMax, [&] { return all_joined(); });
   // The topology is not final yet: its messages need some link delays, and the cores' timers up to one second.
   world_.run(world_.now() + std::chrono::seconds(1) + 20 * (scenario_.delay + scenario_.jitter));
@@ -321,10 +329,14 @@ Status BroadcastSimulation::compute_predictions() {
                      .region = region_of(i)});
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  result_.lower_bound = chains::lower_bound(scenario_.payload, scenario_.learner_up, links, /*q=*/1, scenario_.regions);
+  std::vector<WorkerId> nodes;
+  for (std::size_t i = scenario_.workers; is_node(i); ++i) nodes.push_back(fleet_.worker(i).id());
+  const BitRate sources_up{scenario_.learner_up.bits_per_s +
+                           static_cast<double>(scenario_.nodes) * scenario_.node_up.bits_per_s};
+  result_.lower_bound = chains::lower_bound(scenario_.payload, sources_up, links, /*q=*/1, scenario_.regions);
   result_.topology = first_topology_;
-  ECHO_ASSIGN(const auto times, chains::broadcast_time(first_topology_, scenario_.payload, scenario_.chunk,
-                                                       scenario_.learner_up, links, scenario_.regions));
+  ECHO_ASSIGN(const auto times, chains::broadcast_time(chains::remove_nodes(first_topology_, nodes), scenario_.payload,
+                                                       scenario_.chunk, sources_up, links, scenario_.regions));
   result_.predicted = times.last();
   return ok();
 }

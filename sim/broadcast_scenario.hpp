@@ -19,8 +19,12 @@ struct WorkerKill {
 };
 
 struct BroadcastScenario {
-  std::size_t workers = 1;           // present from the start
-  std::vector<Duration> late_joins;  // times after the first publication at which one more worker joins
+  std::size_t workers = 1;  // present from the start
+  // Nodes of the trainer, which have the indices after those workers. A fast local network connects them with the
+  // learner, so they need cores_limit_rate.
+  std::size_t nodes = 0;
+  BitRate node_up = BitRate::from_mbit_per_s(24);  // uplink of each towards the workers
+  std::vector<Duration> late_joins;                // times after the first publication at which one more worker joins
   BitRate learner_up = BitRate::from_mbit_per_s(24);  // the learner's uplink
   overlay::LinkLimits worker_link;                    // for workers without an entry in worker_links
   std::vector<overlay::LinkLimits> worker_links;      // links of the first workers, in the order of joining

@@ -2,9 +2,15 @@
 
 #include <utility>
 
+#include "overlay/trainer_node.hpp"
+
 namespace echoline::sim {
 
 using namespace overlay;
+
+std::string WorkerOptions::name(std::size_t index) const {
+  return fmt::format("{}simulated-{}", is_node ? kTrainerNodePrefix : "", index);
+}
 
 void WorkerTable::check() const {
   ECHO_CHECK(by_host_.size() == workers_.size());

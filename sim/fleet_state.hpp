@@ -30,6 +30,9 @@ struct WorkerOptions {
   Duration restart_delay = std::chrono::seconds(1);  // until a process that ended by itself is started again
   std::optional<std::size_t> open_files_max;         // limits the connections of its process
   std::uint32_t region = 0;
+  bool is_node = false;  // a node of the trainer: the local network to the learner is not limited
+
+  std::string name(std::size_t index) const;  // of the worker with this index
 };
 
 // A worker, over all processes of its machine.

@@ -147,7 +147,7 @@ void Fleet::enrol(std::size_t i) {
   worker.state.reset();
   ++worker.processes;
   ++worker.enrolments;
-  const std::string instance = fmt::format("simulated-{}", i);
+  const std::string instance = worker.options.name(i);
   trust::Nonce nonce;
   for (std::byte& byte : nonce) byte = static_cast<std::byte>(random_.next());
   auto token = trust::issue_token(authority(), instance, nonce, learner_unix_s());
@@ -191,7 +191,7 @@ void Fleet::join(std::size_t i, WorkerState state) {
       .core = core_options(worker.host, worker.options.limits, worker.options.open_files_max.value_or(kOpenFilesMax)),
       .learner = world_.endpoint_of(learner_machine_.host),
       .data = world_.endpoint_of(worker.host),
-      .name = fmt::format("simulated-{}", i),
+      .name = worker.options.name(i),
       .key = *worker.key,
       .state = std::move(state),
       .checker = identities_.checker(),

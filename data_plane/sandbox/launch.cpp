@@ -22,10 +22,12 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "start sandbox";
-constexpr unsigned kUserInside = 65534;         // the program's user id inside the sandbox
-constexpr int kFirstFd = 3;                     // after standard input, output and error
+constexpr unsigned kUserInside = 65534;  // the program's user id inside the sandbox
+constexpr int kFirstFd = 3;              // after standard input, output and error
+constexpr int kNotStarted = 127;         // exit status of a child that could not run the program, as in shells
+
+// Limits on the program.
 constexpr rlim_t kAddressesPerMemory = 16;      // interpreters reserve much more address space than they use
-constexpr int kNotStarted = 127;                // exit status of a child that could not run the program, as in shells
 constexpr std::uint64_t kCpuMarginSeconds = 2;  // UsageMeter stops the program first; the kernel's limit is a backstop
 constexpr std::uint64_t kScratchBytesMin = 4096;  // of /tmp
 constexpr std::uint64_t kLockedBytesMax = 65536, kPendingSignalsMax = 1024;

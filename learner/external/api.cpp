@@ -1,19 +1,17 @@
 // Answers the trainer's HTTP calls. Each call is one or two calls of TrainerLink.
 #include "learner/external/api.hpp"
 
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#include <atomic>
 #include <charconv>
 #include <cmath>
-#include <random>
+#include <regex>
 #include <thread>
 #include <utility>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/random_bits.hpp"
 #include "base/text.hpp"
+#include "learner/external/api_socket.hpp"
 #include "learner/external/http_server.hpp"
 #include "learner/external/recent_calls.hpp"
 #include "learner/external/row_pages.hpp"
@@ -112,7 +110,6 @@ struct TrainerServer::State {
   ShardCollector shards{options.body_max};
   RowPages metrics{options.folder / "metrics.jsonl"};
   std::thread thread;
-  std::atomic<bool> has_ended = false;
   json address;
   // Empty for a unix socket, because its folder admits only its owner.
   overlay::trust::Secret required_authorization;
@@ -127,37 +124,16 @@ struct TrainerServer::State {
 
   Status listen() {
     server.set_payload_max_length(options.body_max.count);
-    ECHO_TRY(options.listen == "socket" ? listen_on_socket() : listen_on_loopback());
-    server.widen_backlog();
+    if (options.listen == "socket") {
+      ECHO_ASSIGN(const std::filesystem::path path,
+                  listen_on_socket(server, options.folder,
+                                   "set `run.folder` to a shorter one, or `learner.api` to 127.0.0.1:PORT"));
+      address = json{{"socket", path.string()}};
+    } else {
+      ECHO_TRY(listen_on_loopback());
+    }
     register_calls();
-    thread = std::thread([this] {
-      server.listen_after_bind();
-      has_ended = true;
-    });
-    // Waits until the server runs, because before that its stop() would have no effect.
-    while (!server.is_running() && !has_ended) std::this_thread::yield();
-    return ok();
-  }
-
-  // The folder admits only its owner, so no other user can connect at any time.
-  Status listen_on_socket() {
-    const std::filesystem::path folder = std::filesystem::absolute(options.folder) / "trainer",
-                                path = folder / "api.sock";
-    if (path.string().size() >= sizeof(sockaddr_un::sun_path))
-      return fail(Code::kInvalid, "learner.api",
-                  "{}: the path of a socket has at most {} bytes; set `run.folder` to a shorter one, or "
-                  "`learner.api` to 127.0.0.1:PORT",
-                  path.string(), sizeof(sockaddr_un::sun_path) - 1);
-    ECHO_TRY(make_folders(folder));
-    std::error_code error;
-    std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
-    if (error) return fail(Code::kIo, "learner.api", "{}: {}", folder.string(), error.message());
-    std::filesystem::remove(path, error);  // left by an earlier process
-    server.set_address_family(AF_UNIX);
-    // httplib ignores the port of a socket's path, but 0 would mean "any port" and fail.
-    if (!server.bind_to_port(path.string().c_str(), 1))
-      return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
-    address = json{{"socket", path.string()}};
+    thread = server.start();
     return ok();
   }
 
@@ -168,21 +144,12 @@ struct TrainerServer::State {
     if (!port || *port > 65'535)
       return fail(Code::kInvalid, "learner.api",
                   "expected `socket` or 127.0.0.1:PORT, found '{}': the API is for this machine only", options.listen);
-    int bound_port = static_cast<int>(*port);
-    bool is_bound = false;
-    if (bound_port == 0) {
-      bound_port = server.bind_to_any_port("127.0.0.1");
-      is_bound = bound_port > 0;
-    } else {
-      is_bound = server.bind_to_port("127.0.0.1", bound_port);
-    }
-    if (!is_bound)
+    const std::optional<int> bound_port = server.bind("127.0.0.1", static_cast<int>(*port));
+    if (!bound_port)
       return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
-    std::random_device random_bits;
-    std::string token;
-    for (int i = 0; i < kTokenWords; ++i) token += fmt::format("{:08x}", random_bits());
+    const std::string token = random_hex(kTokenWords);
     required_authorization = overlay::trust::Secret("Bearer " + token);
-    address = json{{"url", fmt::format("http://127.0.0.1:{}", bound_port)}, {"token", token}};
+    address = json{{"url", fmt::format("http://127.0.0.1:{}", *bound_port)}, {"token", token}};
     return ok();
   }
 
@@ -217,6 +184,42 @@ struct TrainerServer::State {
     }
     answer(response, status());
     return ok();
+  }
+
+  // A call of a rank on another machine, which came over its node.
+  TrainerAnswer answer_node(TrainerCall call) {
+    static const std::regex kShards(R"(/v1/policy/([0-9]+)/shards)");
+    trainer_link.on_trainer_call();
+    Request request;
+    request.method = std::move(call.method);
+    request.path = std::move(call.path);
+    Response response;
+    const auto execute = [&]() -> Status {
+      if (request.method == "GET" && request.path == "/v1/status") {
+        json fields = options.run_facts;
+        fields.update(status());
+        answer(response, fields);
+        return ok();
+      }
+      if (request.method != "POST" || !std::regex_match(request.path, request.matches, kShards))
+        return fail(Code::kInvalid, "node", "{} {} is not a call that a node passes on", printable(request.method),
+                    printable(request.path));
+      ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(call.request_id, request.path));
+      if (turn.earlier_result()) {
+        response.set_content(*turn.earlier_result(), kJsonType);
+        return ok();
+      }
+      ECHO_TRY(publish_shards(request, response, std::move(call.body)));
+      turn.finish(response.body);
+      return ok();
+    };
+    response.status = 200;
+    try {
+      if (const Status outcome = execute(); !outcome) answer(response, outcome.error());
+    } catch (const std::bad_alloc&) {
+      answer(response, fail(Code::kExhausted, "trainer api", "a call failed for lack of memory"));
+    }
+    return {response.status, std::move(response.body)};
   }
 
   json status() const {
@@ -412,6 +415,8 @@ TrainerServer::~TrainerServer() {
   std::error_code error;
   if (state_->address.contains("socket")) std::filesystem::remove(state_->address["socket"].get<std::string>(), error);
 }
+
+TrainerAnswer TrainerServer::answer_node(TrainerCall call) { return state_->answer_node(std::move(call)); }
 
 const nlohmann::json& TrainerServer::address() const { return state_->address; }
 

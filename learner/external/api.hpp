@@ -8,6 +8,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "learner/external/node_calls.hpp"
 #include "learner/external/trainer_link.hpp"
 
 namespace echoline::learner {
@@ -46,6 +47,8 @@ class TrainerServer {
   ~TrainerServer();
   TrainerServer(const TrainerServer&) = delete;
   TrainerServer& operator=(const TrainerServer&) = delete;
+  // Answers a call that came over a node of the trainer; any thread. /v1/status and shards only.
+  TrainerAnswer answer_node(TrainerCall call);
   // The address for clients, as in the file kTrainerAddressFile.
   const nlohmann::json& address() const;
 

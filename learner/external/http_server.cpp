@@ -206,7 +206,22 @@ HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
 }
 
 // httplib listens with a short backlog. A second listen() only changes its length.
-void HttpServer::widen_backlog() { ::listen(svr_sock_, static_cast<int>(limits_.connections_max)); }
+std::optional<int> HttpServer::bind(const std::string& host, int port) {
+  if (port != 0) return bind_to_port(host.c_str(), port) ? std::optional(port) : std::nullopt;
+  const int free_port = bind_to_any_port(host.c_str());
+  return free_port > 0 ? std::optional(free_port) : std::nullopt;
+}
+
+std::thread HttpServer::start() {
+  ::listen(svr_sock_, static_cast<int>(limits_.connections_max));  // httplib's backlog holds 5 unaccepted connections
+  std::thread thread([this] {
+    listen_after_bind();
+    has_ended_ = true;
+  });
+  // Before the server runs, its stop() has no effect.
+  while (!is_running() && !has_ended_) std::this_thread::yield();
+  return thread;
+}
 
 std::optional<HttpServer::RequestFailure> HttpServer::request_failure() {
   return thread_connection_ ? thread_connection_->request_failure() : std::nullopt;

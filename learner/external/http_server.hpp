@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "base/units.hpp"
@@ -39,8 +40,10 @@ class HttpServer final : public httplib::Server {
   // Ends the connection after the answer; the rest of this thread's request is not read.
   static void close_after_answer(httplib::Response& response);
 
-  // Call after binding: httplib's default backlog holds only 5 unaccepted connections.
-  void widen_backlog();
+  // Listens at the port, or at any free one if it is 0. Returns the port; absent if that fails.
+  std::optional<int> bind(const std::string& host, int port);
+  // Serves on a thread of its own until stop(). Returns once stop() has an effect. Call after binding.
+  std::thread start();
 
   // Ends idle connections and arriving requests now. Answers in transfer get one second. Call before stop().
   void end_connections();
@@ -52,6 +55,7 @@ class HttpServer final : public httplib::Server {
   const HttpLimits limits_;
   const SystemClock clock_;
   std::atomic<TimePoint> end_by_ = kNever;    // deadline of answers; kNever: the server goes on
+  std::atomic<bool> has_ended_ = false;       // the thread of start()
   std::atomic<std::uint64_t> receiving_ = 0;  // bytes, as receiving_max counts them
   std::mutex mutex_;
   std::set<socket_t> open_sockets_;                    // guarded by mutex_

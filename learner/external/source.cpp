@@ -8,7 +8,6 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "base/private_file.hpp"
 #include "data_plane/policy_input.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
@@ -37,6 +36,7 @@ class ExternalSource final : public PolicySource {
   explicit ExternalSource(const SourceHost& host) : host_(host) {}
 
   ~ExternalSource() override {
+    if (host_.node_calls) host_.node_calls->close();  // it calls the server
     trainer_server_.reset();
     std::error_code ignored;
     std::filesystem::remove(address_file(), ignored);
@@ -176,6 +176,7 @@ class ExternalSource final : public PolicySource {
     options.folder = host_.record.folder();
     // A trainer may send fp32 weights, which are twice the size of bf16 weights; twice that again is a margin.
     options.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kPolicyHeaderBytesMax};
+    const Bytes body_max = options.body_max;
     options.run_facts = run_facts();
     options.parse_policy = [this](Version version, std::string bytes) {
       return admit(version, parse_policy(std::move(bytes)));
@@ -191,6 +192,9 @@ class ExternalSource final : public PolicySource {
     ECHO_ASSIGN(trainer_server_, TrainerServer::start(std::move(options), *trainer_link_));
     // The file contains a secret token.
     ECHO_TRY(write_private_file_atomic(address_file(), json_text(trainer_server_->address(), /*indent=*/2) + "\n"));
+    if (host_.node_calls)
+      host_.node_calls->open([this](TrainerCall call) { return trainer_server_->answer_node(std::move(call)); },
+                             body_max);
     log::info("waiting for a trainer: {} says where", address_file().string());
     return ok();
   }

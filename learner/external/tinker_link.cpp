@@ -2,19 +2,16 @@
 #include "learner/external/tinker_link.hpp"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
+#include "base/random_bits.hpp"
 #include "base/text.hpp"
 #include "learner/run_record.hpp"
 
 namespace echoline::learner::tinker {
 namespace {
 
-std::string random_name() {
-  std::random_device random_bits;
-  return fmt::format("{:08x}{:08x}{:08x}", random_bits(), random_bits(), random_bits());
-}
+constexpr int kSessionWords = 3;  // length of a session's id, in words of 32 random bits
 
 }  // namespace
 
@@ -88,7 +85,7 @@ Result<std::string> TinkerLink::create_session() {
   std::erase_if(sessions_, [&](const auto& session) { return clock_.now() - session.second > limits_.session_kept; });
   if (sessions_.size() >= limits_.sessions_max)
     return fail(Code::kExhausted, "create_session", "{} sessions are open, which is the limit", limits_.sessions_max);
-  std::string id = random_name();
+  std::string id = random_hex(kSessionWords);
   sessions_[id] = clock_.now();
   return id;
 }
@@ -177,8 +174,12 @@ Result<std::string> TinkerLink::create_sampler(const SamplingSession& request, c
                 "save_weights_for_sampler",
                 published_, base_model);
   }
+  return put_sampler(request.session, request.number, std::move(weights));
+}
+
+std::string TinkerLink::put_sampler(const std::string& session, std::uint64_t number, SamplerWeights weights) {
   if (samplers_.size() >= limits_.samplers_max) samplers_.erase(samplers_.begin());
-  std::string id = fmt::format("{}:sample:{}", request.session, request.number);
+  std::string id = fmt::format("{}:sample:{}", session, number);
   samplers_[id] = std::move(weights);
   return id;
 }
@@ -226,23 +227,17 @@ void TinkerLink::drop_operations(const std::string& reason) {
   operations_.clear();
 }
 
-void TinkerLink::set_model(const std::string& id, const std::string& session, const std::string& base_model) {
+void TinkerLink::set_model(const std::string& id, const std::string& session) {
   const std::lock_guard lock(mutex_);
   drop_operations(fmt::format("model '{}' replaced this one", id));
-  model_ = {
-      .id = id, .session = session, .base_model = base_model, .steps = 0, .last_request_unix_s = clock_.unix_seconds()};
+  model_ = {.id = id, .session = session, .last_request_unix_s = clock_.unix_seconds()};
   next_number_ = 1;
-}
-
-void TinkerLink::on_step() {
-  const std::lock_guard lock(mutex_);
-  if (model_) ++model_->steps;
 }
 
 std::string TinkerLink::add_sampler_path(const std::string& model, const std::string& name, Version version) {
   const std::lock_guard lock(mutex_);
   if (sampler_paths_.size() >= limits_.samplers_max) sampler_paths_.erase(sampler_paths_.begin());
-  std::string path = fmt::format("tinker://{}/sampler_weights/{}", model, name);
+  std::string path = to_text({model, name}, "sampler_weights");
   sampler_paths_[path] = version;
   return path;
 }
@@ -250,10 +245,7 @@ std::string TinkerLink::add_sampler_path(const std::string& model, const std::st
 std::string TinkerLink::add_sampler(const std::string& session, std::uint64_t number, Version version,
                                     bool accepts_newer) {
   const std::lock_guard lock(mutex_);
-  if (samplers_.size() >= limits_.samplers_max) samplers_.erase(samplers_.begin());
-  std::string id = fmt::format("{}:sample:{}", session, number);
-  samplers_[id] = {.version = version, .accepts_newer = accepts_newer, .path = {}};
-  return id;
+  return put_sampler(session, number, {.version = version, .accepts_newer = accepts_newer, .path = {}});
 }
 
 void TinkerLink::set_published(Version version) {

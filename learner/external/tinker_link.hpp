@@ -53,8 +53,6 @@ class Futures {
 // A model that a client trains. The run has at most one at a time.
 struct ClientModel {
   std::string id, session;
-  std::string base_model;
-  std::uint64_t steps = 0;  // updates since it was made
   double last_request_unix_s = 0;
 };
 
@@ -107,8 +105,7 @@ class TinkerLink {
   // Returns the next operation in order; absent after `wait`.
   std::optional<DueOperation> next_operation(Duration wait);
   // Makes this the run's model. Operations on an earlier one fail.
-  void set_model(const std::string& id, const std::string& session, const std::string& base_model);
-  void on_step();  // of the model
+  void set_model(const std::string& id, const std::string& session);
   // Registers weights for sampling. Both return what the client is told: a path, or the id of a sampling session.
   std::string add_sampler_path(const std::string& model, const std::string& name, Version version);
   std::string add_sampler(const std::string& session, std::uint64_t number, Version version, bool accepts_newer);
@@ -119,6 +116,8 @@ class TinkerLink {
 
  private:
   // These need the lock.
+  // Returns the sampling session's id.
+  std::string put_sampler(const std::string& session, std::uint64_t number, SamplerWeights weights);
   bool is_alive(const std::string& session) const;
   std::optional<DueOperation> take_due();
   void drop_operations(const std::string& reason);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/names.hpp"
 #include "base/text.hpp"
 #include "learner/external/tinker.pb.h"
 
@@ -19,6 +20,7 @@ constexpr std::uint64_t kNumberMax = 1'000'000'000'000'000'000;
 constexpr std::size_t kExamplesMax = 65'536;  // of one forward_backward
 constexpr std::uint32_t kSamplesMax = 4096, kStopsMax = 64;
 constexpr std::size_t kStopBytesMax = 256, kTextShown = 80;
+constexpr std::string_view kScheme = "tinker://";  // of a checkpoint's path
 constexpr const char* kLosses = "cross_entropy, importance_sampling, ppo and cispo";
 
 std::string shown(std::string_view text) { return printable(std::string(text.substr(0, kTextShown))); }
@@ -56,8 +58,7 @@ class Fields {
   std::optional<std::uint64_t> whole(const char* name, std::uint64_t max = kNumberMax) {
     const json* value = find(name);
     if (value == nullptr) return std::nullopt;
-    if (!value->is_number_integer() || (value->is_number_integer() && !value->is_number_unsigned() && *value < 0) ||
-        value->get<std::uint64_t>() > max) {
+    if (!value->is_number_integer() || *value < 0 || value->get<std::uint64_t>() > max) {
       refuse(fmt::format("{}: expected a whole number from 0 to {}", name, max));
       return std::nullopt;
     }
@@ -245,11 +246,7 @@ Result<DatumBatch> read_batch(const wire::ForwardBackwardRequest& request) {
 
 // A checkpoint's name becomes the name of a folder.
 void check_name(Fields& fields, const std::string& name) {
-  const bool is_plain = !name.empty() && name.front() != '.' && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-           c == '.';
-  });
-  if (!is_plain)
+  if (name.empty() || name.front() == '.' || !has_only_name_characters(name))
     fields.refuse(fmt::format("path '{}': expected a name of letters, digits, '-', '_' and '.'", shown(name)));
 }
 
@@ -463,8 +460,11 @@ Result<std::string> parse_text(std::string_view text, const char* field) {
   return value;
 }
 
+std::string to_text(const CheckpointPath& path, std::string_view kind) {
+  return fmt::format("{}{}/{}/{}", kScheme, path.model, kind, path.name);
+}
+
 Result<CheckpointPath> parse_path(std::string_view path, std::string_view kind) {
-  constexpr std::string_view kScheme = "tinker://";
   const std::string middle = fmt::format("/{}/", kind);
   const std::size_t at = path.find(middle);
   if (!path.starts_with(kScheme) || at == std::string_view::npos)

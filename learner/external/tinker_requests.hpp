@@ -92,5 +92,6 @@ struct CheckpointPath {
   std::string model, name;
 };
 Result<CheckpointPath> parse_path(std::string_view path, std::string_view kind);
+std::string to_text(const CheckpointPath& path, std::string_view kind);
 
 }  // namespace echoline::learner::tinker

@@ -1,14 +1,14 @@
 // Answers a Tinker client's HTTP calls.
 #include "learner/external/tinker_server.hpp"
 
-#include <atomic>
 #include <charconv>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/random_bits.hpp"
 #include "base/text.hpp"
+#include "base/utc.hpp"
 #include "learner/external/http_server.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/trust/secret.hpp"
@@ -63,7 +63,6 @@ struct Server::State {
   SampleDesk& samples;
   HttpServer server;
   std::thread thread;
-  std::atomic<bool> has_ended = false;
   json address;
   overlay::trust::Secret key;
 
@@ -84,29 +83,16 @@ struct Server::State {
     if (port < 0 || colon == 0)
       return fail(Code::kInvalid, "learner.api", "expected HOST:PORT, found '{}'", options.listen);
     const std::string host = options.listen.substr(0, colon);
-    if (port == 0)
-      port = server.bind_to_any_port(host.c_str());
-    else if (!server.bind_to_port(host.c_str(), port))
-      port = -1;
-    if (port <= 0)
+    const std::optional<int> bound_port = server.bind(host, port);
+    if (!bound_port)
       return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
     std::string text = options.key;
-    if (text.empty()) {
-      std::random_device random_bits;
-      text = "tml-";  // the client accepts no key without it
-      for (int i = 0; i < kKeyWords; ++i) text += fmt::format("{:08x}", random_bits());
-    }
-    address = json{{"url", fmt::format("http://{}:{}", host, port)}, {"key", text}};
+    if (text.empty()) text = "tml-" + random_hex(kKeyWords);  // the client accepts no key without "tml-"
+    address = json{{"url", fmt::format("http://{}:{}", host, *bound_port)}, {"key", text}};
     key = overlay::trust::Secret(std::move(text));
     server.set_payload_max_length(kBodyBytesMax);
-    server.widen_backlog();
     register_calls();
-    thread = std::thread([this] {
-      server.listen_after_bind();
-      has_ended = true;
-    });
-    // Waits until the server runs, because before that its stop() would have no effect.
-    while (!server.is_running() && !has_ended) std::this_thread::yield();
+    thread = server.start();
     return ok();
   }
 
@@ -282,10 +268,7 @@ struct Server::State {
       sample.request.accepts_newer = weights->accepts_newer;
       if (sample.has_default_stop && sample.request.end_tokens.empty())
         sample.request.end_tokens = options.ending_tokens;
-      if (!sample.has_seed) {
-        std::random_device random_bits;
-        sample.request.seed = std::uint64_t{random_bits()} << 32 | random_bits();
-      }
+      if (!sample.has_seed) sample.request.seed = random_bits64();
       json sequence_ids = json::array();
       for (std::uint32_t i = 0; i < sample.request.samples; ++i)
         sequence_ids.push_back(fmt::format("{}:{}", sample.request.id, i));
@@ -341,16 +324,7 @@ struct Server::State {
             {"is_lora", true},
             {"lora_rank", options.adapter_rank},
             {"corrupted", false},
-            {"last_request_time", utc_text(model.last_request_unix_s)}};
-  }
-
-  static std::string utc_text(double unix_s) {
-    const auto whole = static_cast<std::time_t>(unix_s);
-    std::tm parts{};
-    ::gmtime_r(&whole, &parts);
-    char text[32];
-    std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text;
+            {"last_request_time", utc_text(model.last_request_unix_s, "%Y-%m-%dT%H:%M:%SZ")}};
   }
 
   void register_questions() {

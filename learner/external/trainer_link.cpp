@@ -2,18 +2,15 @@
 #include "learner/external/trainer_link.hpp"
 
 #include <algorithm>
-#include <random>
 #include <utility>
+
+#include "base/random_bits.hpp"
 
 namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kEvaluationsMax = 64;  // evaluations waiting for the service
-
-std::string random_lease_name() {
-  std::random_device random_bits;
-  return fmt::format("{:08x}{:08x}", random_bits(), random_bits());
-}
+constexpr int kLeaseNameWords = 2;
 
 }  // namespace
 
@@ -81,7 +78,7 @@ Result<std::optional<LeasedBatch>> TrainerLink::take(Duration wait, Duration lea
     return fail(Code::kUnavailable, "take batch",
                 "another trainer has the batch of step {} for {} more; if it has crashed, take it over (takeover)",
                 batch_->step, to_text(batch_->lease_end - now));
-  batch_->lease = random_lease_name();
+  batch_->lease = random_hex(kLeaseNameWords);
   batch_->lease_end = now + lease_time;
   return std::optional(LeasedBatch{.lease = batch_->lease, .step = batch_->step, .bytes = batch_->bytes});
 }

@@ -3,11 +3,10 @@
 
 #include <xxhash.h>
 
-#include <random>
-
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/random_bits.hpp"
 #include "learner/training/built_in.hpp"
 #include "learner/training/datum_loss.hpp"
 #include "learner/training/warm_start.hpp"
@@ -88,8 +87,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   static_cast<TrainingSettings&>(trainer_config) = host_.config.learner;  // the settings that both structs have
   trainer_config.temperature = host_.config.rollout.temperature;
   trainer_config.seed = host_.config.run.seed;
-  std::random_device random_bits;
-  trainer_config.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
+  trainer_config.scrutiny_seed = random_bits64();
   // The adapter is added after a warm start, which trains the model itself.
   if (const std::optional<model::AdapterConfig>& adapter = host_.task.files.config.adapter) {
     if (!model_->config().adapter) {

@@ -42,6 +42,7 @@ class BroadcastTimes {
     std::set<WorkerId> stragglers;
     std::uint64_t chunk_bytes_sent_before = 0;  // by the learner, until this broadcast began
     chains::Topology topology;
+    std::vector<WorkerId> nodes = {};  // of the trainer, in `topology`
   };
   // A broadcast whose T_b is known: it ended at `ended_at`, when `acknowledged` workers had installed the version.
   struct Done {

@@ -181,7 +181,7 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
 // Either of the two may be at fault, so neither is blamed. Planning the topology again keeps them apart.
 void LearnerCore::separate(WorkerId child, WorkerId parent, TimePoint now) {
   log::warn("workers {} and {} get no common edge any more: one accuses the other, without proof", parent, child);
-  set_topology(topology(), now);
+  set_topology(plan_.workers_topology(), now);
   save(now);
 }
 

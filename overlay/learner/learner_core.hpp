@@ -27,6 +27,7 @@
 #include "overlay/learner/topology_plan.hpp"
 #include "overlay/pending_peers.hpp"
 #include "overlay/settings.hpp"
+#include "overlay/trainer_node.hpp"
 #include "overlay/wire/grant.hpp"
 #include "overlay/wire/sealer.hpp"
 
@@ -185,6 +186,9 @@ class LearnerCore final : public Core {
   void renew_grants(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   TopologyPlan::Fleet fleet(TimePoint now) const;
+  // The nodes that are not silent (trainer_node.hpp). One that may not feed workers now has no uplink.
+  std::vector<chains::SourceNode> source_nodes(TimePoint now) const;
+  BitRate sources_up(TimePoint now) const;   // uplinks of the learner and its nodes
   bool is_late(const Worker& worker) const;  // lacks the base of the newest publication
   std::set<WorkerId> late_workers() const;
   BitRate learner_up() const;

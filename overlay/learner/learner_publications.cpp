@@ -40,7 +40,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     broadcast.published = now;
     const std::set<WorkerId> late = late_workers();  // they cannot use this version soon
     for (const auto& [id, worker] : workers_)
-      if (!worker.presence.is_silent())
+      if (!worker.presence.is_silent() && !is_trainer_node(worker.view.info.name))
         (worker.is_straggler || late.contains(id) ? broadcast.stragglers : broadcast.active).insert(id);
     // If all workers are stragglers, T_b is measured over them.
     if (broadcast.active.empty()) broadcast.active = std::exchange(broadcast.stragglers, {});
@@ -48,6 +48,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
       if (workers_.at(id).view.installed < key.version) broadcast.waiting_for.insert(id);
     broadcast.chunk_bytes_sent_before = edges_.chunk_bytes_sent();
     broadcast.topology = topology();
+    for (const chains::SourceNode& node : source_nodes(now)) broadcast.nodes.push_back(node.id);
     publications_.broadcasts().begin(std::move(broadcast));
   }
   edges_.on_store_changed(now);
@@ -193,6 +194,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!publications_.is_published(ack)) return on_malformed(id, never_published_text(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool is_new = worker.view.installed != ack.version;
+  const bool was_late_node = is_trainer_node(worker.view.info.name) && is_late(worker);
   // All chunks of installed versions have arrived, also those that were on their way at the last heartbeat.
   for (auto& [publication, chunks] : worker.reported.progress) {
     const StoredPublication* stored = store_.find(publication);
@@ -213,7 +215,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
     for (const WorkerId sender : senders) credit_delivery(sender, id, now);
     worker.is_straggler = false;
   }
-  if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
+  if ((!worker.place.assigned && plan_.is_trees()) || (was_late_node && !is_late(worker))) plan_soon(now);
   actions_.push_back(act::ReportInstalled{id, ack.version, ack.policy_digest});
   publications_.broadcasts().on_acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   report_finished_broadcasts(now);
@@ -236,7 +238,8 @@ Bytes LearnerCore::chunk_size_for(const PublicationKey& key, TimePoint now) cons
   std::vector<chains::WorkerLink> links;
   for (const chains::ChainWorker& worker : fleet(now).workers)
     links.push_back({.id = worker.id, .up = worker.up, .down = worker.down, .delay = {}, .region = worker.region});
-  const Duration time_min = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
+  const Duration time_min =
+      chains::lower_bound(payload, sources_up(now), links, config_.network.quorum, config_.regions);
   return std::max(chains::best_chunk(payload, topology(), time_min), chunk_bytes_min(config_.policy_bytes));
 }
 
@@ -245,13 +248,14 @@ double LearnerCore::expected_lateness(const Broadcast& broadcast, TimePoint now)
   double lateness = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
+    if (is_trainer_node(worker.view.info.name)) continue;
     const chains::ChainWorker planned = chain_worker(worker, now);
     links.push_back({.id = id, .up = planned.up, .down = planned.down, .delay = {}, .region = planned.region});
   }
   if (const StoredPublication* stored = store_.find(broadcast.id))
     if (const auto times =
-            chains::broadcast_time(broadcast.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
-                                   learner_up(), links, config_.regions)) {
+            chains::broadcast_time(chains::remove_nodes(broadcast.topology, broadcast.nodes), {stored->bytes},
+                                   {stored->announcement.chunk_bytes}, sources_up(now), links, config_.regions)) {
       Duration last_acker{}, others{};  // expected times of the last worker, and of the slowest other one
       for (const chains::Completion& completion : times->workers) {
         if (!broadcast.active.contains(completion.id)) continue;
@@ -292,7 +296,7 @@ void LearnerCore::report_broadcast(const BroadcastTimes::Done& done) {
   report.acknowledged = done.acknowledged;
   report.learner_bytes_sent = {edges_.chunk_bytes_sent() - broadcast.chunk_bytes_sent_before};
   report.depth = broadcast.topology.depth();
-  report.topology = broadcast.topology;
+  report.topology = chains::remove_nodes(broadcast.topology, broadcast.nodes);
   actions_.push_back(act::ReportBroadcast{std::move(report)});
 }
 

@@ -69,7 +69,9 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
   std::set<WorkerId> leaves;  // late workers forward nothing; in trees any worker can be a leaf for a while
   if (plan_.is_trees()) leaves = late_workers();
   TopologyPlan::Fleet fleet{.learner_up = learner_up(), .workers = {}};
+  fleet.nodes = source_nodes(now);
   for (const auto& [id, worker] : workers_) {
+    if (is_trainer_node(worker.view.info.name)) continue;
     const bool is_leaf = leaves.contains(id);
     const bool is_only_helped = is_leaf && helpers_.helper_of(id) && !worker.place.assigned;
     if (worker.presence.is_silent() || is_only_helped) continue;
@@ -78,6 +80,23 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
   }
   return fleet;
 }
+
+// A node that lacks the newest publication's base, cannot be dialled or leaves would only delay its children. A node of
+// unknown uplink is taken to have the learner's.
+std::vector<chains::SourceNode> LearnerCore::source_nodes(TimePoint now) const {
+  std::vector<chains::SourceNode> nodes;
+  for (const auto& [id, worker] : workers_) {
+    if (!is_trainer_node(worker.view.info.name) || worker.presence.is_silent()) continue;
+    const bool may_feed =
+        !is_late(worker) && !worker.draining && reach_.is_reachable(id) && !conduct_.is_quarantined(id, unix_ms(now));
+    BitRate up = may_feed ? worker.up().value_or(learner_up()) : BitRate{0};
+    if (slow_hops_.is_slow(id, now)) up = std::min(up, slow_hops_.uplink_of(id).value_or(up));
+    nodes.push_back({.id = id, .up = up});
+  }
+  return nodes;
+}
+
+BitRate LearnerCore::sources_up(TimePoint now) const { return chains::total_up(learner_up(), source_nodes(now)); }
 
 void LearnerCore::plan_soon(TimePoint now) { plan_.plan_soon(workers_.size(), now); }
 
@@ -134,6 +153,8 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
 }
 
 void LearnerCore::move_behind_others(WorkerId id, TimePoint now) {
+  if (const Worker* worker = workers_.find(id); worker && is_trainer_node(worker->view.info.name))
+    return set_topology(plan_.workers_topology(), now);  // source_nodes() gives it no children
   if (topology().contains(id)) set_topology(plan_.with_worker_last(id, fleet(now), now), now);
 }
 
@@ -144,7 +165,7 @@ void LearnerCore::remove_from_topology(WorkerId id, TimePoint now) {
 // Sends an assignment to every worker whose parents have changed.
 void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
   topology = chains::separate_pairs(std::move(topology), conduct_.separated_pairs(unix_ms(now)));
-  if (!plan_.set(std::move(topology))) return;
+  if (!plan_.set(std::move(topology), learner_up(), source_nodes(now))) return;
   const std::uint32_t stripes = this->topology().stripes();
   for (const auto& [id, parents] : this->topology().parents()) {
     Worker& worker = workers_.at(id);

@@ -15,9 +15,11 @@ constexpr int kQuietPauses = 8;  // pauses without a reason to plan whole trees,
 
 }  // namespace
 
-bool TopologyPlan::set(chains::Topology topology) {
-  if (topology == topology_) return false;
-  topology_ = std::move(topology);
+bool TopologyPlan::set(chains::Topology topology, BitRate learner_up, std::span<const chains::SourceNode> nodes) {
+  workers_topology_ = std::move(topology);
+  chains::Topology with_nodes = chains::add_nodes(workers_topology_, learner_up, nodes);
+  if (with_nodes == topology_) return false;
+  topology_ = std::move(with_nodes);
   return true;
 }
 
@@ -31,11 +33,12 @@ void TopologyPlan::plan_soon(std::size_t workers, TimePoint now) {
 // only if mended trees are slow, and after longer and longer pauses while trouble goes on.
 chains::Topology TopologyPlan::next(const Fleet& fleet, bool is_in_use, TimePoint now) {
   plan_at_ = kNever;
-  if (!is_in_use || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
+  if (!is_in_use || workers_topology_.size() == 0 || topology_.policy == kBestChains || topology_.policy == kStripes)
+    return plan_whole(fleet);
   if (!is_trees()) {
-    chains::Topology next = topology_;
+    chains::Topology next = workers_topology_;
     for (const chains::ChainWorker& worker : fleet.workers)
-      if (!topology_.contains(worker.id)) next = chains::add_worker(next, worker);
+      if (!workers_topology_.contains(worker.id)) next = chains::add_worker(next, worker);
     return next;
   }
   chains::RepairedTrees trees = repair(std::nullopt, fleet);
@@ -49,14 +52,14 @@ chains::Topology TopologyPlan::next(const Fleet& fleet, bool is_in_use, TimePoin
 }
 
 chains::Topology TopologyPlan::plan_whole(const Fleet& fleet) const {
-  auto planned = chains::plan_chains(fleet.learner_up, rules_.chain_rate, fleet.workers, topology_.policy,
-                                     rules_.network.quorum, rules_.regions);
+  auto planned = chains::plan_for_sources(fleet.learner_up, fleet.nodes, rules_.chain_rate, fleet.workers,
+                                          topology_.policy, rules_.network.quorum, rules_.regions);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   return std::move(*planned);
 }
 
 chains::RepairedTrees TopologyPlan::repair(std::optional<WorkerId> moved_last, const Fleet& fleet) const {
-  return chains::repair_trees(topology_, fleet.learner_up, fleet.workers, rules_.network.quorum, moved_last,
+  return chains::repair_trees(workers_topology_, fleet.sources_up(), fleet.workers, rules_.network.quorum, moved_last,
                               rules_.regions);
 }
 
@@ -67,7 +70,8 @@ chains::Topology TopologyPlan::accept_repaired(chains::RepairedTrees trees, Time
 }
 
 chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoint now) {
-  return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::remove_worker(topology_, id);
+  if (!workers_topology_.contains(id)) return workers_topology_;  // a node of the trainer
+  return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::remove_worker(workers_topology_, id);
 }
 
 chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now) {
@@ -77,7 +81,7 @@ chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet,
   const auto worker = std::find_if(fleet.workers.begin(), fleet.workers.end(),
                                    [&](const auto& candidate) { return candidate.id == id; });
   ECHO_CHECK(worker != fleet.workers.end(), "worker {} has a place and is not heard", id);
-  return chains::add_worker(chains::remove_worker(topology_, id), *worker);
+  return chains::add_worker(chains::remove_worker(workers_topology_, id), *worker);
 }
 
 bool TopologyPlan::take_comparison(std::size_t workers, bool is_broadcasting, TimePoint now) {
@@ -92,7 +96,7 @@ bool TopologyPlan::take_comparison(std::size_t workers, bool is_broadcasting, Ti
 
 std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
                                                          const chains::BroadcastGoal& goal) {
-  auto choice = chains::choose_topology(fleet.learner_up, rules_.chain_rate, fleet.workers, links, goal,
+  auto choice = chains::choose_topology(fleet.sources_up(), rules_.chain_rate, fleet.workers, links, goal,
                                         topology_.policy, rules_.regions);
   const bool is_faster = choice && choice->topology.policy != topology_.policy;
   faster_in_a_row_ = is_faster ? faster_in_a_row_ + 1 : 0;

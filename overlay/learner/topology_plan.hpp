@@ -8,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "chains/choice.hpp"
+#include "chains/sources.hpp"
 #include "chains/trees.hpp"
 #include "overlay/settings.hpp"
 
@@ -30,7 +31,10 @@ class TopologyPlan {
 
   struct Fleet {
     BitRate learner_up;
-    std::vector<chains::ChainWorker> workers;  // those that are not silent
+    std::vector<chains::ChainWorker> workers;  // those that are not silent, without nodes
+    std::vector<chains::SourceNode> nodes = {};
+
+    BitRate sources_up() const { return chains::total_up(learner_up, nodes); }
   };
   struct Change {
     chains::Topology topology;
@@ -38,12 +42,17 @@ class TopologyPlan {
   };
 
   // `rules` must outlive the plan.
-  explicit TopologyPlan(const LearnerRules& rules) : rules_(rules) { topology_.policy = rules.policy; }
+  explicit TopologyPlan(const LearnerRules& rules) : rules_(rules) {
+    topology_.policy = workers_topology_.policy = rules.policy;
+  }
 
   const chains::Topology& topology() const { return topology_; }  // its policy: the kind it is planned as
   bool is_trees() const { return topology_.policy == chains::TopologyPolicy::kTrees; }
-  // Returns whether the topology has changed.
-  bool set(chains::Topology topology);
+  // The topology of the workers alone: the learner feeds those that topology() attaches to nodes of the trainer. The
+  // functions below return such topologies, planned for the uplinks of all nodes and the learner.
+  const chains::Topology& workers_topology() const { return workers_topology_; }
+  // `topology`: of the workers alone. Returns whether topology() has changed.
+  bool set(chains::Topology topology, BitRate learner_up = {}, std::span<const chains::SourceNode> nodes = {});
 
   void plan_soon(std::size_t workers, TimePoint now);
   TimePoint next_deadline() const { return plan_at_; }
@@ -74,7 +83,7 @@ class TopologyPlan {
   chains::Topology accept_repaired(chains::RepairedTrees trees, TimePoint now);
 
   const LearnerRules& rules_;
-  chains::Topology topology_;
+  chains::Topology topology_, workers_topology_;
   TimePoint plan_at_ = kNever;
   TimePoint next_whole_trees_at_{};  // before this time, trees are only mended
   Duration whole_trees_pause_{};

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "overlay/trainer_node.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -24,7 +25,9 @@ LearnerLink::LearnerLink(const MemberConfig& config, Identity& identity, Transpo
       transport_(transport),
       uplink_(uplink),
       actions_(actions),
-      membership_(seed_of(config.key.public_key())) {}
+      membership_(seed_of(config.key.public_key())) {
+  unsent_.set_local(is_trainer_node(config.name));
+}
 
 void LearnerLink::start(TimePoint now) {
   membership_.start(now, config_.join_timeout);

@@ -22,7 +22,6 @@
 #include "base/ids.hpp"
 #include "base/log.hpp"
 #include "base/priority.hpp"
-#include "base/private_file.hpp"
 #include "base/random.hpp"
 #include "base/result.hpp"
 #include "base/text.hpp"

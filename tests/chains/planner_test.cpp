@@ -9,6 +9,7 @@
 
 #include "base/random.hpp"
 #include "chains/fleet_graph.hpp"
+#include "tests/chains/parents.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -43,10 +44,10 @@ TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
       {worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7), worker(6, 0.6), worker(7, 0.2)});
   EXPECT_EQ(topology.chains_wanted, 3u);
   EXPECT_EQ(topology.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
-  EXPECT_EQ(topology.parent_in_first_stripe(id(2)), kLearnerId);
-  EXPECT_EQ(topology.parent_in_first_stripe(id(1)), id(6));
-  EXPECT_EQ(topology.parent_in_first_stripe(id(99)), std::nullopt);
-  EXPECT_EQ(topology.parent_in_first_stripe(kLearnerId), std::nullopt);
+  EXPECT_EQ(parent_in_first_stripe(topology, id(2)), kLearnerId);
+  EXPECT_EQ(parent_in_first_stripe(topology, id(1)), id(6));
+  EXPECT_EQ(parent_in_first_stripe(topology, id(99)), std::nullopt);
+  EXPECT_EQ(parent_in_first_stripe(topology, kLearnerId), std::nullopt);
   EXPECT_EQ(topology.children_of(kLearnerId), ids({2, 4, 5}));
   EXPECT_EQ(topology.children_of(id(6)), ids({1}));
   EXPECT_TRUE(topology.children_of(id(1)).empty());
@@ -142,10 +143,10 @@ TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
   const Topology topology = plan(
       {worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5), worker(6, 0.4), worker(7, 0.3)});
   const Topology without_4 = remove_worker(topology, id(4));
-  EXPECT_EQ(without_4.parent_in_first_stripe(id(7)), id(1));
+  EXPECT_EQ(parent_in_first_stripe(without_4, id(7)), id(1));
   EXPECT_EQ(without_4.chains[1], topology.chains[1]);
   EXPECT_EQ(without_4.chains[2], topology.chains[2]);
-  EXPECT_EQ(remove_worker(topology, id(1)).parent_in_first_stripe(id(4)), kLearnerId);
+  EXPECT_EQ(parent_in_first_stripe(remove_worker(topology, id(1)), id(4)), kLearnerId);
   EXPECT_EQ(remove_worker(topology, id(7)).chains[0], ids({1, 4}));
   EXPECT_EQ(remove_worker(topology, id(99)), topology);
   const Topology only_worker_1 = plan({worker(1)});
@@ -154,7 +155,7 @@ TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
 
 TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
   const Topology topology = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
-  EXPECT_EQ(add_worker(topology, worker(9)).parent_in_first_stripe(id(9)), id(2));
+  EXPECT_EQ(parent_in_first_stripe(add_worker(topology, worker(9)), id(9)), id(2));
   // The last workers of both chains may not forward.
   const Topology tails_closed =
       plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)}, TopologyPolicy::kEcho2, 16);
@@ -170,7 +171,7 @@ TEST(Append, RefillsAChainThatDiedOut) {
   const Topology topology =
       remove_worker(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
   ASSERT_EQ(topology.chains.size(), 2u);
-  EXPECT_EQ(add_worker(topology, worker(5)).parent_in_first_stripe(id(5)), kLearnerId);
+  EXPECT_EQ(parent_in_first_stripe(add_worker(topology, worker(5)), id(5)), kLearnerId);
   EXPECT_EQ(add_worker(Topology{}, worker(5)).chains, (Chains{ids({5})}));
 }
 

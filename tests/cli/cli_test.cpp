@@ -153,6 +153,22 @@ TEST(BadInput, ModelDirectories) {
   ASSERT_EQ(run_program({"model", "init", "--preset", "tiny-64", "-o", model}).status, 0);
   EXPECT_EQ(run_program({"model", "info", model}).status, 0);
 
+  // A directory of another family is described, with the field that is not implemented.
+  const std::filesystem::path config = folder.path() / "model/config.json";
+  const std::string text = read(config);
+  json other = json::parse(text);
+  other["model_type"] = "gpt_oss";
+  std::ofstream(config) << other;
+  const Outcome carried = run_program({"model", "info", model});
+  EXPECT_EQ(carried.status, 0) << carried.err;
+  for (const char* part : {"'model_type' is \"gpt_oss\"", "BF16", "mlp.down_proj.weight, BF16 [64, 192]", "vocabulary"})
+    EXPECT_NE(carried.out.find(part), std::string::npos) << part << " is not in\n" << carried.out;
+  const json described = json::parse(run_program({"model", "info", model, "--json"}).out);
+  EXPECT_EQ(described["computable"], false);
+  EXPECT_EQ(described["tensors"], 35);
+  EXPECT_EQ(described["dtypes"]["BF16"]["bytes"], described["policy_bytes"]);
+  expect_refused({"model", "info", model, "--train"}, {"model_type"});
+  std::ofstream(config) << text;
   const std::filesystem::path weights = folder.path() / "model/model.safetensors";
   const auto size = std::filesystem::file_size(weights);
   std::filesystem::resize_file(weights, size - 100);

@@ -63,20 +63,27 @@ class ScoringDesk : public DeskTest {
   schema::Submission text_only(const schema::Lease& lease) {
     schema::Lease with_reference = lease;
     *with_reference.mutable_problem() = *adapter_->problem(lease.group());
-    const bool may_grade = std::exchange(task_->may_grade, true), broken = std::exchange(task_->broken, false);
+    // Not with adapter_: it may wait or fail, and the desk's scorer uses it at the same time.
+    std::swap(adapter_, worker_adapter_);
     schema::Submission submission = honest_submission(with_reference);
-    task_->set_grading(may_grade, broken);
+    std::swap(adapter_, worker_adapter_);
     for (schema::Trajectory& trajectory : *submission.mutable_trajectories())
       trajectory.set_reward(0), trajectory.set_correct(false), trajectory.clear_components();
     return submission;
   }
   schema::SubmissionAck submit_text_and_wait(const schema::Lease& lease) { return submit_and_wait(text_only(lease)); }
   void wait_until(const std::function<bool(const DeskCounts&)>& is_reached) {
-    for (int i = 0; i < 10'000 && !is_reached(*desk_->counts()); ++i) std::this_thread::yield();
-    EXPECT_TRUE(is_reached(*desk_->counts()));
+    const auto deadline = std::chrono::steady_clock::now() + kWait;
+    bool reached = is_reached(*desk_->counts());
+    while (!reached && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+      reached = is_reached(*desk_->counts());
+    }
+    EXPECT_TRUE(reached);
   }
 
   SecretTask* task_;
+  std::unique_ptr<data_plane::Adapter> worker_adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
 };
 
 TEST_F(ScoringDesk, WorkersSeeAPromptAndTrainingSeesScores) {

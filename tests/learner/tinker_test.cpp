@@ -69,7 +69,7 @@ class TinkerLinkTest : public testing::Test {
     EXPECT_TRUE(link.submit(new_model(session, 0)));
     const auto due = link.next_operation(Duration(0));
     EXPECT_TRUE(due && std::holds_alternative<CreateModel>(due->operation));
-    link.set_model(due->model, due->session, "tiny");
+    link.set_model(due->model, due->session);
     return due->model;
   }
   std::string error_of(const std::string& id) {
@@ -110,13 +110,13 @@ TEST_F(TinkerLinkTest, AModelOfALiveSessionIsReplacedByItsOwnSessionOnly) {
   EXPECT_EQ(next(), std::nullopt);
   clock.time += std::chrono::seconds(2);  // the first session has been silent for a minute
   EXPECT_EQ(next(), *id);
-  link.set_model(model_id(other, 0), other, "tiny");
+  link.set_model(model_id(other, 0), other);
   EXPECT_THAT(link.submit(numbered(model, 1)).error().message(), HasSubstr("does not train model"));
   // The same session makes another.
   EXPECT_TRUE(link.submit(numbered(model_id(other, 0), 2)));
   EXPECT_TRUE(link.submit(new_model(other, 1)));
   EXPECT_EQ(next(), request_id(model_id(other, 1), 0));
-  link.set_model(model_id(other, 1), other, "tiny");
+  link.set_model(model_id(other, 1), other);
   EXPECT_THAT(error_of(request_id(model_id(other, 0), 2)), HasSubstr("replaced this one"));
 }
 
@@ -241,7 +241,7 @@ TEST_F(TinkerServerTest, AnswersTheClientsRequests) {
   auto due = link.next_operation(Duration(0));
   ASSERT_TRUE(due);
   EXPECT_EQ(std::get<CreateModel>(due->operation).seed, 5);
-  link.set_model(due->model, due->session, "tiny-64");
+  link.set_model(due->model, due->session);
   link.futures().answer(due->id, json_answer({{"model_id", due->model}}));
   EXPECT_EQ(post_json("retrieve_future", {{"request_id", created["request_id"]}})["model_id"], due->model);
   const std::string model = due->model;

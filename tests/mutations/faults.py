@@ -227,9 +227,9 @@ FAULTS = [
     Fault("the best chunk is the least", MODEL, "  while (chunk_bytes < kBestChunkMax && best",
           "  while (false && best", "chains_test"),
     Fault("children of who is taken out keep it", PLAN,
-          "accept_repaired(repair(std::nullopt, fleet), now) : chains::remove_worker(topology_, id)",
+          "accept_repaired(repair(std::nullopt, fleet), now) : chains::remove_worker(workers_topology_, id)",
           "accept_repaired(repair(std::nullopt, fleet), now) : "
-          "chains::remove_worker(topology_, id.value > 0 ? kLearnerId : id)",
+          "chains::remove_worker(workers_topology_, id.value > 0 ? kLearnerId : id)",
           "overlay_core_test", True),
     Fault("a grant's signature is not checked", GRANT, "  ECHO_TRY(checker.check(kContext, message));\n", "",
           "overlay_core_test", True),

@@ -195,6 +195,61 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
 }
 
 // One worker of twelve has a tenth of the others' links. It does not delay them, whether it declares its rate or not.
+// A learner and two nodes of its trainer, each with 100 Mbit/s towards the workers.
+BroadcastScenario with_nodes(std::size_t nodes, chains::TopologyPolicy topology) {
+  BroadcastScenario s = homogeneous(8, 100, 400);
+  s.worker_link.down = BitRate::from_mbit_per_s(1000);
+  s.cores_limit_rate = true;
+  s.topology = topology;
+  s.nodes = nodes;
+  s.node_up = BitRate::from_mbit_per_s(100);
+  s.payload = {50'000'000};
+  // The simulated network takes 256 KB per connection and round trip, so 5 ms would limit the local network to 26 MB/s.
+  s.delay = milliseconds(1);
+  s.quorum = 1;
+  return s;
+}
+
+TEST(BroadcastSim, TheUplinksOfATrainersNodesAddUp) {
+  for (const auto topology : {chains::TopologyPolicy::kStripes, chains::TopologyPolicy::kTrees}) {
+    const BroadcastResult alone = run(with_nodes(0, topology)), together = run(with_nodes(2, topology));
+    print("learner alone", alone);
+    print("learner and two nodes", together);
+    const double share = seconds(together.publications[0].last()) / seconds(alone.publications[0].last());
+    // 32 stripes are divided into 11, 11 and 10, so the bound is 11/32 = 0.344.
+    EXPECT_GT(share, 0.33) << to_string(topology);
+    EXPECT_LT(share, 0.40) << to_string(topology);
+    EXPECT_GE(together.publications[0].last(), together.lower_bound);
+    EXPECT_NEAR(seconds(together.publications[0].last()) / seconds(together.predicted), 1, 0.15) << to_string(topology);
+  }
+}
+
+TEST(BroadcastSim, WorkersOfADeadNodeGetOtherParents) {
+  for (const Death death : {Death::kCrash, Death::kPowerLoss})
+    for (const auto topology :
+         {chains::TopologyPolicy::kStripes, chains::TopologyPolicy::kTrees, chains::TopologyPolicy::kEcho2}) {
+      BroadcastScenario s = with_nodes(2, topology);
+      s.publications = 3;
+      s.kills = {{.worker = 9, .at = milliseconds(300), .death = death}};
+      const BroadcastResult r = run(s);
+      EXPECT_EQ(r.chunks_corrupt, 0u);
+      EXPECT_TRUE(r.publications[2].t_b) << to_string(topology);
+    }
+}
+
+// A node that joins late lacks the base of the newest delta. It feeds no worker until it has it.
+TEST(BroadcastSim, NodesForwardOverEveryTopology) {
+  for (const auto topology :
+       {chains::TopologyPolicy::kEcho2, chains::TopologyPolicy::kBestChains, chains::TopologyPolicy::kStar}) {
+    BroadcastScenario s = with_nodes(1, topology);
+    s.publications = 4;
+    s.late_joins = {milliseconds(1500)};
+    const BroadcastResult r = run(s);
+    print(std::string(to_string(topology)).c_str(), r);
+    EXPECT_EQ(r.chunks_duplicate, 0u);
+  }
+}
+
 TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
   for (const bool declared : {true, false}) {
     BroadcastScenario s = homogeneous(12, 100, 50);

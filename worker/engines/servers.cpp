@@ -11,7 +11,7 @@
 namespace echoline::worker {
 namespace {
 
-constexpr std::string_view kEngineOperation = "engine";  // the operation in errors
+constexpr std::string_view kServersOperation = "engine";  // the operation in errors
 // A copy of the tied output head, for servers that need it as a tensor of its own.
 const RepeatedTensor kSeparateHead{.copy_name = "lm_head.weight", .source_name = "model.embed_tokens.weight"};
 
@@ -51,7 +51,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
   const schema::RunSpec& spec = task.spec;
   auto protocol = protocol_of(options.kind);
   if (spec.top_p() < 1 || spec.top_k() > 0 || spec.min_p() > 0)
-    return fail(Code::kInvalid, kEngineOperation,
+    return fail(Code::kInvalid, kServersOperation,
                 "the run samples with top_p {}, top_k {} and min_p {}, and {} does not report log-probabilities "
                 "under these: set rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the "
                 "built-in engine",

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/names.hpp"
 #include "base/text.hpp"
 
 namespace echoline::data_plane::poker {
@@ -24,11 +25,7 @@ bool is_comment_or_empty(std::string_view line) {
 }
 
 bool is_name(std::string_view name) {
-  const auto is_allowed = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' ||
-           c == '.';
-  };
-  return !name.empty() && name.size() <= kNameBytesMax && std::all_of(name.begin(), name.end(), is_allowed);
+  return !name.empty() && name.size() <= kNameBytesMax && has_only_name_characters(name);
 }
 
 // The chips that the receiver of the state wins in a finished hand.
