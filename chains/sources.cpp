@@ -68,9 +68,8 @@ Result<Topology> plan_for_sources(BitRate learner_up, std::span<const SourceNode
                                   const Regions& regions) {
   const BitRate all_up = total_up(learner_up, nodes);
   const bool has_stripes = policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees;
-  if (nodes.empty() || workers.empty() || !has_stripes)
-    return plan_chains(all_up, chain_rate, workers, policy, quorum, regions);
   ECHO_ASSIGN(Topology best, plan_chains(all_up, chain_rate, workers, policy, quorum, regions));
+  if (nodes.empty() || workers.empty() || !has_stripes) return best;
   // The sources that feed few chains cannot all be busy, and more stripes make more chains.
   double best_rate = std::min(rate_of(best, learner_up, nodes), all_up.bits_per_s);
   for (std::size_t stripes = 2 * best.stripes(); stripes <= kSourceStripesMax; stripes *= 2) {

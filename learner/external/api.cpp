@@ -250,11 +250,8 @@ struct TrainerServer::State {
       if (!response.body.empty()) return;
       HttpServer::close_after_answer(response);
       if (const auto failure = HttpServer::request_failure()) {
-        // 503: too many requests are arriving. Otherwise 408: this one arrived too slowly or incompletely.
         response.status = failure->status;
-        return answer(
-            response,
-            json{{"error", {{"code", failure->status == 503 ? "busy" : "slow"}, {"message", failure->message}}}});
+        return answer(response, json{{"error", {{"code", failure->code()}, {"message", failure->message}}}});
       }
       answer(response, json{{"error",
                              {{"code", "http"},
@@ -371,21 +368,13 @@ struct TrainerServer::State {
                   answer(response, status);
                   return ok();
                 }));
-    // Policies have large bodies, so this memory is allocated once, and released as soon as the policy is read.
+    // Policies have large bodies, so this memory is released as soon as the policy is read.
     const auto with_large_body = [this, idempotent](auto work) {
       return [this, idempotent, work](const Request& request, Response& response, const httplib::ContentReader& read) {
-        std::string body;
-        body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
-        const bool is_complete = read([&](const char* bytes, std::size_t size) {
-          body.append(bytes, size);
-          return true;
-        });
-        if (!is_complete) {  // the error handler gives the reason
-          if (response.status < 400) response.status = 400;
-          return;
-        }
-        idempotent([&](const Request&, Response&) { return work(request, response, std::move(body)); })(request,
-                                                                                                        response);
+        std::optional<std::string> body = HttpServer::read_body(request, response, read, options.body_max);
+        if (!body) return;
+        idempotent([&](const Request&, Response&) { return work(request, response, std::move(*body)); })(request,
+                                                                                                         response);
       };
     };
     server.Post(R"(/v1/policy/([0-9]+))",

@@ -227,6 +227,19 @@ std::optional<HttpServer::RequestFailure> HttpServer::request_failure() {
   return thread_connection_ ? thread_connection_->request_failure() : std::nullopt;
 }
 
+std::optional<std::string> HttpServer::read_body(const httplib::Request& request, httplib::Response& response,
+                                                 const httplib::ContentReader& read, Bytes bytes_max) {
+  std::string body;
+  body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), bytes_max.count));
+  const bool is_complete = read([&](const char* bytes, std::size_t size) {
+    body.append(bytes, size);
+    return true;
+  });
+  if (is_complete) return body;
+  if (response.status < 400) response.status = 400;
+  return std::nullopt;
+}
+
 void HttpServer::close_after_answer(httplib::Response& response) {
   response.set_header("Connection", "close");
   if (thread_connection_) thread_connection_->close_after_answer();

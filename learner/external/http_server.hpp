@@ -33,10 +33,15 @@ class HttpServer final : public httplib::Server {
   // The status and text for this thread's request, if it broke a limit before it was complete. The connection ends
   // after the answer.
   struct RequestFailure {
-    int status;
+    int status;  // 503: too many requests are arriving; 408: this one arrived too slowly or incompletely
     std::string message;
+    const char* code() const { return status == 503 ? "busy" : "slow"; }  // for programs
   };
   static std::optional<RequestFailure> request_failure();
+  // Reads a body of up to `bytes_max`; that memory is allocated once. Absent: it did not arrive, and the error handler
+  // gives the reason.
+  static std::optional<std::string> read_body(const httplib::Request& request, httplib::Response& response,
+                                              const httplib::ContentReader& read, Bytes bytes_max);
   // Ends the connection after the answer; the rest of this thread's request is not read.
   static void close_after_answer(httplib::Response& response);
 

@@ -144,29 +144,21 @@ class TrainerNode {
     server_->Get("/v1/status", [this](const Request& request, Response& response) {
       pass_on({.method = "GET", .path = request.path, .request_id = {}, .body = {}}, response);
     });
-    server_->Post(R"(/v1/policy/([0-9]+)/shards)", [this](const Request& request, Response& response,
-                                                          const httplib::ContentReader& read) {
-      std::string body;
-      const bool is_complete = read([&](const char* bytes, std::size_t size) {
-        body.append(bytes, size);
-        return true;
-      });
-      if (!is_complete) {  // the error handler gives the reason
-        if (response.status < 400) response.status = 400;
-        return;
-      }
+    server_->Post(R"(/v1/policy/([0-9]+)/shards)", [this, body_max](const Request& request, Response& response,
+                                                                    const httplib::ContentReader& read) {
+      std::optional<std::string> body = HttpServer::read_body(request, response, read, body_max);
+      if (!body) return;
       std::string id = request.get_header_value("Idempotency-Key");
       if (id.empty()) id = random_hex(kIdWords);  // the learner may get the call twice
-      pass_on({.method = "POST", .path = request.path, .request_id = std::move(id), .body = std::move(body)}, response);
+      pass_on({.method = "POST", .path = request.path, .request_id = std::move(id), .body = std::move(*body)},
+              response);
     });
     server_->set_error_handler([](const Request& request, Response& response) {
       if (!response.body.empty()) return;
       HttpServer::close_after_answer(response);
       if (const auto failure = HttpServer::request_failure()) {
         response.status = failure->status;
-        response.set_content(
-            error_answer(failure->status, failure->status == 503 ? "busy" : "slow", failure->message).body,
-            "application/json");
+        response.set_content(error_answer(failure->status, failure->code(), failure->message).body, "application/json");
         return;
       }
       const std::string message = fmt::format(

@@ -194,8 +194,7 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
 void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now) {
   constexpr std::size_t kSmallPartBytes = 4096;
   // A node sends the shards of its ranks, as many as they have.
-  const bool counts_as_message =
-      (!frame.more || frame.body.size() < kSmallPartBytes) && !is_trainer_node(workers_.at(id).view.info.name);
+  const bool counts_as_message = (!frame.more || frame.body.size() < kSmallPartBytes) && !workers_.at(id).is_node();
   const bool is_within_budget = !counts_as_message || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was expelled
   auto message = workers_.add_part(id, frame, config_.message_bytes_max);
@@ -319,7 +318,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
     worker.view.installed_digest = hello.installed->policy_digest;
   }
   worker.key = pending.peer.identity.key;
-  worker.messages.set_local(is_trainer_node(info.name));
+  worker.messages.set_local(worker.is_node());
   uplink_.open(conn, worker.messages);
   send_control(conn,
                Welcome{.worker = id,
@@ -374,7 +373,7 @@ void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint
   if (hello.stream == 0)  // the first of a new edge: its old connections are dead
     close_edges(edges_.connections_of(id, hello.catch_up_to.has_value()));
   const Worker* child = workers_.find(id);
-  const bool is_local = child && is_trainer_node(child->view.info.name);
+  const bool is_local = child && child->is_node();
   if (!edges_.open(conn, id, std::move(hello), now, is_local)) return close(conn);
   request_next_catch_up(now);
 }

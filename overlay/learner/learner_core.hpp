@@ -27,7 +27,6 @@
 #include "overlay/learner/topology_plan.hpp"
 #include "overlay/pending_peers.hpp"
 #include "overlay/settings.hpp"
-#include "overlay/trainer_node.hpp"
 #include "overlay/wire/grant.hpp"
 #include "overlay/wire/sealer.hpp"
 

@@ -40,7 +40,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     broadcast.published = now;
     const std::set<WorkerId> late = late_workers();  // they cannot use this version soon
     for (const auto& [id, worker] : workers_)
-      if (!worker.presence.is_silent() && !is_trainer_node(worker.view.info.name))
+      if (!worker.presence.is_silent() && !worker.is_node())
         (worker.is_straggler || late.contains(id) ? broadcast.stragglers : broadcast.active).insert(id);
     // If all workers are stragglers, T_b is measured over them.
     if (broadcast.active.empty()) broadcast.active = std::exchange(broadcast.stragglers, {});
@@ -194,7 +194,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!publications_.is_published(ack)) return on_malformed(id, never_published_text(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool is_new = worker.view.installed != ack.version;
-  const bool was_late_node = is_trainer_node(worker.view.info.name) && is_late(worker);
+  const bool was_late_node = worker.is_node() && is_late(worker);
   // All chunks of installed versions have arrived, also those that were on their way at the last heartbeat.
   for (auto& [publication, chunks] : worker.reported.progress) {
     const StoredPublication* stored = store_.find(publication);
@@ -248,7 +248,7 @@ double LearnerCore::expected_lateness(const Broadcast& broadcast, TimePoint now)
   double lateness = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
-    if (is_trainer_node(worker.view.info.name)) continue;
+    if (worker.is_node()) continue;
     const chains::ChainWorker planned = chain_worker(worker, now);
     links.push_back({.id = id, .up = planned.up, .down = planned.down, .delay = {}, .region = planned.region});
   }

@@ -71,7 +71,7 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
   TopologyPlan::Fleet fleet{.learner_up = learner_up(), .workers = {}};
   fleet.nodes = source_nodes(now);
   for (const auto& [id, worker] : workers_) {
-    if (is_trainer_node(worker.view.info.name)) continue;
+    if (worker.is_node()) continue;
     const bool is_leaf = leaves.contains(id);
     const bool is_only_helped = is_leaf && helpers_.helper_of(id) && !worker.place.assigned;
     if (worker.presence.is_silent() || is_only_helped) continue;
@@ -86,7 +86,7 @@ TopologyPlan::Fleet LearnerCore::fleet(TimePoint now) const {
 std::vector<chains::SourceNode> LearnerCore::source_nodes(TimePoint now) const {
   std::vector<chains::SourceNode> nodes;
   for (const auto& [id, worker] : workers_) {
-    if (!is_trainer_node(worker.view.info.name) || worker.presence.is_silent()) continue;
+    if (!worker.is_node() || worker.presence.is_silent()) continue;
     const bool may_feed =
         !is_late(worker) && !worker.draining && reach_.is_reachable(id) && !conduct_.is_quarantined(id, unix_ms(now));
     BitRate up = may_feed ? worker.up().value_or(learner_up()) : BitRate{0};
@@ -153,7 +153,7 @@ void LearnerCore::choose_topology_kind(TimePoint now) {
 }
 
 void LearnerCore::move_behind_others(WorkerId id, TimePoint now) {
-  if (const Worker* worker = workers_.find(id); worker && is_trainer_node(worker->view.info.name))
+  if (const Worker* worker = workers_.find(id); worker && worker->is_node())
     return set_topology(plan_.workers_topology(), now);  // source_nodes() gives it no children
   if (topology().contains(id)) set_topology(plan_.with_worker_last(id, fleet(now), now), now);
 }

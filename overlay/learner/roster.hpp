@@ -5,6 +5,7 @@
 #include <span>
 
 #include "overlay/learner/presence.hpp"
+#include "overlay/trainer_node.hpp"
 #include "overlay/wire/grant.hpp"
 
 namespace echoline::overlay {
@@ -52,6 +53,7 @@ struct Worker {
   bool draining = false;      // it hands its children over, and then leaves
   bool is_straggler = false;  // it delayed a broadcast, and has installed nothing since
 
+  bool is_node() const { return is_trainer_node(view.info.name); }
   std::optional<BitRate> down() const { return view.info.down ? view.info.down : expected.down; }
   // An expected uplink counts until the worker has forwarded faster.
   std::optional<BitRate> up() const {
