@@ -8,13 +8,14 @@ set(ECHOLINE_LAYERS
   "provisioner: base chains"
   "data_plane: base"
   "replay_buffer: base data_plane"
+  "store: base delta overlay"
   "model: base delta"
-  "learner: base delta chains overlay provisioner data_plane replay_buffer model"
-  "worker: base delta chains overlay data_plane replay_buffer model"
+  "learner: base delta chains overlay provisioner data_plane replay_buffer store model"
+  "worker: base delta chains overlay data_plane replay_buffer store model"
   "sim: base chains overlay provisioner replay_buffer"
   "pages: base"
-  "study: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages"
-  "cli: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages study")
+  "study: base delta chains overlay provisioner data_plane replay_buffer store model learner worker sim pages"
+  "cli: base delta chains overlay provisioner data_plane replay_buffer store model learner worker sim pages study")
 
 # Where libtorch may be known, by the beginning of a file's path; tests/structure follows every #include to it. Only
 # libraries that echoline_library() makes with TORCH have sources that do, so the rest builds without it

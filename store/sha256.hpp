@@ -1,0 +1,27 @@
+// SHA-256, which every language has at hand: it identifies the objects of a store.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace echoline::store {
+
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+  void update(std::span<const std::byte> bytes);
+  // 64 lower-case hexadecimal digits. Call it once, after all bytes.
+  std::string hex();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+std::string sha256_hex(std::span<const std::byte> bytes);
+
+}  // namespace echoline::store
