@@ -17,8 +17,11 @@ namespace echoline::overlay {
 struct NetworkSettings {
   std::string bind = "127.0.0.1";  // an address or host name; "::" for all of IPv4 and IPv6
   std::uint16_t port = 0;          // 0: any free port
-  std::optional<BitRate> uplink;   // the learner's uplink; absent: unlimited
-  std::optional<Bytes> chunk;      // unit of proof and forwarding; absent: chosen by the payload's size and the fleet
+  // A relay through which workers reach a learner that no connection from outside reaches: "HOST:PORT". Empty: none.
+  std::string relay;
+  std::string relay_key_file;     // holds the relay's key, unless ECHOLINE_RELAY_KEY does
+  std::optional<BitRate> uplink;  // the learner's uplink; absent: unlimited
+  std::optional<Bytes> chunk;     // unit of proof and forwarding; absent: chosen by the payload's size and the fleet
   chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
   // A worker without a heartbeat for this long is away: its leases (rights to work) go to other workers.
   Duration heartbeat_timeout = std::chrono::seconds(3);

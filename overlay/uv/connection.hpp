@@ -45,6 +45,7 @@ struct Connection {
   const ConnId id;
   std::string host;
   std::optional<Dialled> dialled;  // absent: it was accepted
+  std::string relay_greeting;      // not empty: the peer reaches this node through a relay, which expects these bytes
   Socket socket;
   std::optional<TlsSession> tls;
   FrameDecoder decoder;

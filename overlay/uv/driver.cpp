@@ -20,6 +20,9 @@ Driver::Driver(DriverOptions options, Sessions sessions)
       dialler_(loop_.loop()),
       connections_(options.limits) {
   if (options.gate) downloads_.emplace(*std::move(options.gate), bundle_->size);
+  if (options.relay)
+    relay_.emplace(loop_.loop(), *std::move(options.relay),
+                   [this](const relay::Invitation& invitation) { accept_relayed(invitation); });
 }
 
 Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
@@ -41,7 +44,10 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
   core_ = &core;
   to_application_ = std::move(to_application);
   read_buffer_.resize(kReadBytes);
-  loop_.start(std::move(start));
+  loop_.start([this, start = std::move(start)](TimePoint called_at) {
+    start(called_at);
+    if (relay_) relay_->start();
+  });
   if (!disk_) return;
   Disk::Events events;
   events.saved = [this](Status status) {
@@ -105,6 +111,7 @@ void Driver::end_if_stopped() {
   if (stop_at_ == kNever) return;
   if (now() < stop_at_ && connections_.any_is_leaving()) return;  // still flushing
   if (!loop_.close()) return;
+  if (relay_) relay_->close();
   while (Connection* connection = connections_.any()) close_at_once(*connection);
 }
 
@@ -124,15 +131,37 @@ void Driver::accept(int status) {
   connection.host = to_endpoint(peer).host;
   connections_.set_unproven(connection, network_of(connection.host));
   if (connections_.has_too_many_unproven()) make_room();
+  if (begin_accepted(connection)) connections_.set_deadline(connection, now() + Core::kHandshakeTimeout);
+  arm_timer();
+}
+
+// Waits for the handshake of a peer that has dialled this node. False: the connection is closed.
+bool Driver::begin_accepted(Connection& connection) {
   connection.socket.tune(/*bulk=*/true);  // in case it is one for chunks: its purpose is not known yet
   auto session = sessions_.server(core_->run_unix_s(now()));
   if (!session) {
     log::error("{}", session.error().message());
-    return close_at_once(connection);
+    close_at_once(connection);
+    return false;
   }
   connection.tls.emplace(*std::move(session));
-  connections_.set_deadline(connection, now() + Core::kHandshakeTimeout);
   apply_reading(connection);
+  return true;
+}
+
+// A peer has dialled this node's relay. From here on, the connection to the relay counts as one from that peer.
+void Driver::accept_relayed(const relay::Invitation& invitation) {
+  if (stop_at_ != kNever || (connections_.is_full() && !make_room()) || !sessions_.has_certificate()) return;
+  Connection& connection = connections_.add_accepted(loop_.loop(), *this);
+  connection.host = invitation.client_host;
+  connection.relay_greeting = invitation.greeting;
+  connections_.set_unproven(connection, network_of(connection.host));
+  if (connections_.has_too_many_unproven()) make_room();
+  connections_.set_deadline(connection, now() + Core::kHandshakeTimeout);
+  if (const int error = connection.socket.connect(invitation.relay, /*small_segments=*/false); error != 0) {
+    log::warn("a worker cannot be met at the relay: {}", uv_strerror(error));
+    close_at_once(connection);
+  }
   arm_timer();
 }
 
@@ -148,6 +177,12 @@ void Driver::on_connected(Connection& connection, int status) {
   if (connection.is_leaving()) return;
   if (status != 0) {
     on_lost(connection, uv_strerror(status));
+    return perform_actions();
+  }
+  if (!connection.dialled) {
+    const auto greeting = std::as_bytes(std::span(connection.relay_greeting));
+    connection.socket.block().assign(greeting.begin(), greeting.end());
+    if (begin_accepted(connection)) flush(connection);
     return perform_actions();
   }
   connection.socket.tune(connection.dialled->service == act::Service::kData);

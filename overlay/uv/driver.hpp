@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "overlay/core.hpp"
+#include "overlay/relay/relay_link.hpp"
 #include "overlay/uv/bundle.hpp"
 #include "overlay/uv/connections.hpp"
 #include "overlay/uv/dialler.hpp"
@@ -28,6 +29,7 @@ struct DriverOptions {
   // The bundle for new machines, and the gate that admits them; both or neither.
   std::optional<BundleFile> bundle{};
   std::optional<BundleGate> gate{};
+  std::optional<relay::LinkOptions> relay{};  // through which peers reach this node as well
 };
 
 class Driver final : private SocketEvents {
@@ -65,6 +67,8 @@ class Driver final : private SocketEvents {
 
   void on_timer(TimePoint fired_at);
   void accept(int status);
+  void accept_relayed(const relay::Invitation& invitation);
+  bool begin_accepted(Connection& connection);
   void on_connected(Connection& connection, int status) override;
   uv_buf_t read_buffer() override;
   void on_read(Connection& connection, ssize_t result, const char* bytes) override;
@@ -109,6 +113,7 @@ class Driver final : private SocketEvents {
   Dialler dialler_;
   Connections connections_;
   std::optional<Downloads> downloads_;
+  std::optional<relay::RelayLink> relay_;
   std::vector<char> read_buffer_;
   // Events found while actions were being performed. They run afterwards, because the core cannot take them meanwhile.
   std::vector<std::function<void()>> deferred_events_;

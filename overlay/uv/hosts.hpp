@@ -13,6 +13,9 @@ namespace echoline::overlay {
 // is none.
 Result<std::string> resolve(const std::string& host);
 
+// Reads "HOST:PORT"; `what` names the option in the error, kInvalid.
+Result<Endpoint> parse_endpoint(std::string_view what, const std::string& text);
+
 // Whether only processes of this machine can reach a node that listens on `host`.
 bool is_loopback(const std::string& host);
 

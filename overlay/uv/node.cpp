@@ -8,15 +8,19 @@
 #include <future>
 #include <mutex>
 
+#include "base/file_memory.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/overloaded.hpp"
 #include "overlay/learner/learner_core.hpp"
 #include "overlay/member/enrol_core.hpp"
 #include "overlay/member/member_core.hpp"
+#include "overlay/relay/protocol.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/uv/driver.hpp"
 #include "overlay/uv/file_limit.hpp"
+#include "overlay/uv/hosts.hpp"
+#include "overlay/wire/chunk_memory.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -34,6 +38,41 @@ Slice slice_of(std::shared_ptr<const std::string> bytes) {
   const auto* data = reinterpret_cast<const std::byte*>(bytes->data());
   const std::size_t size = bytes->size();
   return Slice({std::move(bytes), data}, size);
+}
+
+// Memory for the chunks of one publication, with the bytes of each directly behind those of the one before. Those of a
+// large policy are in a file: together, the stored publications may be larger than the machine's memory.
+class PublicationMemory {
+ public:
+  explicit PublicationMemory(std::shared_ptr<FileMemory> file) : file_(std::move(file)) {}
+  ~PublicationMemory() { file_->close(); }
+  PublicationMemory(const PublicationMemory&) = delete;
+  PublicationMemory& operator=(const PublicationMemory&) = delete;
+
+  // Ordinary memory once the file cannot grow.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    const auto next = has_failed_ ? Result<std::span<std::byte>>(std::span<std::byte>()) : file_->extend(bytes);
+    if (!next) log::warn("a publication goes on in memory: {}", next.error().message());
+    has_failed_ = has_failed_ || !next;
+    return has_failed_ ? chunk_memory(bytes) : std::shared_ptr<std::byte>(file_, next->data());
+  }
+
+ private:
+  const std::shared_ptr<FileMemory> file_;
+  bool has_failed_ = false;
+};
+
+Sealer::AllocateChunk chunk_allocator(const LearnerOptions& options) {
+  if (options.folder.empty() || options.policy_bytes.count < kFileMemoryMin) return chunk_memory;
+  // A later policy may have more tensors than the first.
+  auto file = FileMemory::make(options.folder, 2 * publication_bytes_max(options.policy_bytes).count);
+  if (!file) {
+    log::warn("a publication is held in memory: {}", file.error().message());
+    return chunk_memory;
+  }
+  return [memory = std::make_shared<PublicationMemory>(*std::move(file))](std::size_t bytes) {
+    return memory->allocate(bytes);
+  };
 }
 
 // Hands a message to the core on the loop thread.
@@ -165,6 +204,7 @@ struct LearnerNode::Impl {
   LearnerEvents events;
   std::shared_ptr<const trust::Authority> authority;
   std::optional<BundleTerms> bundle;
+  std::optional<Endpoint> relay;
   std::unique_ptr<LearnerCore> core;
   std::unique_ptr<Driver> driver;
 
@@ -288,6 +328,12 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   if (state) driver_options.preferred_port = state->port;
   driver_options.limits = ConnectionLimits::of(raise_file_limit());
   const ConnectionLimits limits = driver_options.limits;
+  if (!options.network.relay.empty()) {
+    ECHO_ASSIGN(impl->relay, parse_endpoint("network.relay", options.network.relay));
+    ECHO_TRY(relay::check_key(options.relay_key));
+    driver_options.relay = relay::LinkOptions{
+        .relay = *impl->relay, .key = std::move(options.relay_key), .run_key = impl->authority->key()};
+  }
   if (!options.bundle.empty()) {
     ECHO_ASSIGN(driver_options.bundle, open_bundle(options.bundle));
     driver_options.gate.emplace(impl->authority, driver_options.bundle->size, options.network.uplink);
@@ -331,6 +377,17 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
 
 Endpoint LearnerNode::endpoint() const { return impl_->driver->endpoint(); }
 
+std::vector<Endpoint> LearnerNode::remote_endpoints() const {
+  if (!impl_->relay) return remote_endpoints_of(endpoint());
+  std::vector<Endpoint> all{*impl_->relay};
+  if (is_loopback(endpoint().host)) return all;
+  const std::vector<Endpoint> own = remote_endpoints_of(endpoint());
+  all.insert(all.end(), own.begin(), own.end());
+  return all;
+}
+
+std::string LearnerNode::relay_name() const { return relay::run_name(impl_->authority->fingerprint()); }
+
 Result<trust::Secret> LearnerNode::issue_token(std::string_view instance, Duration lifetime) const {
   return trust::issue_token(*impl_->authority, instance, trust::random_nonce(), SystemClock().unix_seconds(), lifetime);
 }
@@ -347,6 +404,7 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
       static_cast<std::uint64_t>((SystemClock().unix_seconds() + seconds(impl_->options.publication_lifetime)) * 1e3);
   if (head.base && *head.base >= head.version)
     return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
+  Sealer::AllocateChunk allocate_chunk = chunk_allocator(impl_->options);
   std::unique_ptr<PublicationWriter::Impl> writer;
   Status begin_status = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->driver->post_and_wait([&](TimePoint now) {
@@ -355,7 +413,7 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
     announcement.chunk_bytes =
         static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_size_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(
-        PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
+        PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key(), std::move(allocate_chunk))});
     begin_status = impl_->core->begin(announcement, writer->sealer.signed_announcement(), head.catch_up, now);
   });
   if (!begin_status) return begin_status.error();

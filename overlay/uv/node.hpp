@@ -27,6 +27,7 @@ struct LearnerOptions : LearnerRules {  // `network`: address, links and stores
   // process, and workers cannot come back after a restart.
   std::filesystem::path folder;
   Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is dropped and counts as misconduct
+  trust::Secret relay_key;              // of network.relay
   std::filesystem::path bundle;         // served to machines that show a join token; empty: none
   // After a restart, the version from which the application continues. Later versions become invalid.
   std::optional<Version> resumed_at;
@@ -93,6 +94,10 @@ class LearnerNode {
   ~LearnerNode();  // calls stop(); all writers must be destroyed before
 
   Endpoint endpoint() const;
+  // Where other machines may reach this node: its relay first, then its own addresses.
+  std::vector<Endpoint> remote_endpoints() const;
+  // The name by which a relay knows this run. A client that sends it as the server name of TLS reaches this node.
+  std::string relay_name() const;
   // Issues a single-use join token for the machine with instance name `instance`.
   Result<trust::Secret> issue_token(std::string_view instance, Duration lifetime = trust::kTokenLifetime) const;
   // Terms of the served bundle; absent if none is served.

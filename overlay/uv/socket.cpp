@@ -78,10 +78,10 @@ int Socket::connect(const sockaddr_storage& address, bool small_segments) {
                         });
 }
 
-void Socket::tune(bool bulk) {
-  uv_tcp_nodelay(&tcp_, 1);
-  const int descriptor = fd();
-  if (descriptor < 0) return;
+void tune(uv_tcp_t& tcp, bool bulk) {
+  uv_tcp_nodelay(&tcp, 1);
+  uv_os_fd_t descriptor = -1;
+  if (uv_fileno(reinterpret_cast<const uv_handle_t*>(&tcp), &descriptor) != 0) return;
   tcp_info info{};
   socklen_t size = sizeof info;
   const bool has_info = ::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;

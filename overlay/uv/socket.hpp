@@ -25,6 +25,10 @@ class SocketEvents {
   virtual void on_written(Connection& connection, std::size_t frame_bytes) = 0;
 };
 
+// Sets the options of a connected socket: no delay, few unsent bytes, congestion control. `bulk`: the connection
+// carries much data, in either direction.
+void tune(uv_tcp_t& tcp, bool bulk);
+
 class Socket {
  public:
   // Limit on bytes that wait for the peer to read them.
@@ -45,9 +49,7 @@ class Socket {
   int accept(uv_stream_t* listener, sockaddr_storage& peer);
   // `small_segments`: limits the TCP segments to a size that passes paths which drop large packets.
   int connect(const sockaddr_storage& address, bool small_segments);
-  // Sets the options of a connected socket: no delay, few unsent bytes, congestion control. `bulk`: the connection
-  // carries much data, in either direction.
-  void tune(bool bulk);
+  void tune(bool bulk) { overlay::tune(tcp_, bulk); }
 
   void start_reading();  // no effect unless connected
   void stop_reading();

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "overlay/relay/protocol.hpp"
 #include "overlay/trust/openssl.hpp"
 
 namespace echoline::overlay {
@@ -287,6 +288,10 @@ std::unique_ptr<TlsSession::Impl> TlsSession::Impl::make(const TlsContext& conte
 TlsSession TlsSession::client(const TlsContext& context, WorkerId expected, std::optional<double> now_unix_s) {
   auto impl = Impl::make(context, SSL_VERIFY_PEER, now_unix_s);
   impl->expected = expected;
+  if (expected == kLearnerId) {  // a relay finds the learner by this name
+    const std::string name = relay::run_name(impl->context->fingerprint);
+    ECHO_CHECK(SSL_set_tlsext_host_name(impl->ssl.get(), name.c_str()) == 1, "{}", openssl_error());
+  }
   SSL_set_connect_state(impl->ssl.get());
   ERR_clear_error();
   const int result = SSL_do_handshake(impl->ssl.get());  // makes the first message, then waits for the answer
