@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -77,7 +78,13 @@ struct DecodeOptions {
   // IncomingSnapshot calls this with the canonical layout. It returns the state that receives the content. Null: a
   // state in new memory.
   std::function<Result<OwnedState>(const StateView& layout)> make_state = nullptr;
+  // IncomingDelta keeps new values above kWritesInMemoryMax in a file below this folder (base/file_memory.hpp). Empty:
+  // all are in ordinary memory.
+  std::filesystem::path folder = {};
 };
+
+// A delta of any size can then be verified before it takes effect.
+inline constexpr std::uint64_t kWritesInMemoryMax = 64ull << 20;
 
 struct PatchTensor {
   std::string name;
@@ -158,7 +165,8 @@ class IncomingDelta {
   std::optional<Digest> result() const;  // of the state afterwards, known at the patch's end
   // Call once, after all bytes were added. Verifies as resolve_delta() does, turns the state into the result, and
   // returns the writes, for a second copy of the state. The writes take four bytes per changed element beside its
-  // value. On failure the state is unchanged. A state other than the base may be reported as a corrupt patch.
+  // value (DecodeOptions::folder). On failure the state is unchanged. A state other than the base may be reported as a
+  // corrupt patch.
   Result<std::vector<TensorWrite>> apply();
 
  private:

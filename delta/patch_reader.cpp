@@ -1,9 +1,11 @@
 // Decodes patches (a model's weights, or their changes since another version). Threads resolve segments (parts of
 // tensors) independently, and nothing is written before all of it is verified.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
 
+#include "base/file_memory.hpp"
 #include "base/parallel.hpp"
 #include "delta/digest.hpp"
 #include "delta/known_leaves.hpp"
@@ -183,6 +185,58 @@ std::uint64_t bytes_of(const StateView& state) {
   return bytes;
 }
 
+// The writes of a delta until all of it is verified. Those above kWritesInMemoryMax are in a file, if there is a folder
+// for it.
+class PendingWrites {
+ public:
+  PendingWrites(std::filesystem::path folder, std::uint64_t state_bytes)
+      : folder_(std::move(folder)), state_bytes_(state_bytes) {}
+
+  void add(TensorWrite&& write) {
+    const std::uint64_t bytes = write.positions.size_bytes() + write.values.size();
+    if (memory_bytes_ + bytes > kWritesInMemoryMax && !folder_.empty() && move_to_file(write)) {
+      writes_.push_back(std::move(write));
+      return;
+    }
+    memory_bytes_ += bytes;
+    writes_.push_back(std::move(write));
+  }
+  const std::vector<TensorWrite>& all() const { return writes_; }
+  std::vector<TensorWrite> take() { return std::move(writes_); }
+
+ private:
+  // False if the file cannot take it, such as on a full disk: then it stays in memory.
+  bool move_to_file(TensorWrite& write) {
+    constexpr std::uint64_t kAlignment = alignof(std::uint32_t);  // of positions
+    if (!file_ && !has_failed_) {
+      // Every element may have a position of four bytes and a value, of one byte at least.
+      auto file = FileMemory::make(folder_, 5 * state_bytes_ + kAlignment * (state_bytes_ + 1));
+      if (file) file_ = *std::move(file);
+      has_failed_ = !file_;
+    }
+    if (has_failed_) return false;
+    const std::uint64_t values_bytes = (write.values.size() + kAlignment - 1) / kAlignment * kAlignment;
+    const auto room = file_->extend(write.positions.size_bytes() + values_bytes);
+    has_failed_ = !room;
+    if (has_failed_) return false;
+    std::byte* const positions = room->data();
+    std::byte* const values = positions + write.positions.size_bytes();
+    std::ranges::copy(std::as_bytes(write.positions), positions);
+    std::ranges::copy(write.values, values);
+    write.positions = {reinterpret_cast<const std::uint32_t*>(positions), write.positions.size()};
+    write.values = {values, write.values.size()};
+    write.memory = file_;
+    return true;
+  }
+
+  const std::filesystem::path folder_;
+  const std::uint64_t state_bytes_;
+  std::vector<TensorWrite> writes_;
+  std::uint64_t memory_bytes_ = 0;  // of writes that are not in the file
+  std::shared_ptr<FileMemory> file_;
+  bool has_failed_ = false;  // the file takes no more
+};
+
 Error snapshot_error() {
   return fail(Code::kInvalid, "apply delta", "this patch is a snapshot; it replaces a state, it does not apply to one");
 }
@@ -331,8 +385,9 @@ struct IncomingDelta::Impl {
         options(decode_options),
         incoming(decode_options),
         progress(options.progress, bytes_of(view)),
+        writes(options.folder, bytes_of(view)),
         resolver(decode_options.threads, progress, view, leaves, [this](TensorWrite&& write) {
-          writes.push_back(std::move(write));
+          writes.add(std::move(write));
           return ok();
         }) {}
 
@@ -357,8 +412,8 @@ struct IncomingDelta::Impl {
     // A patch states its base at its end.
     if (base != *incoming.info().base) return stale_error(base, *incoming.info().base);
     ECHO_TRY(check_result(view, leaves, incoming.info()));
-    if (state) write_to_state(*state, writes, std::move(leaves), options.threads);
-    return std::move(writes);
+    if (state) write_to_state(*state, writes.all(), std::move(leaves), options.threads);
+    return writes.take();
   }
 
   OwnedState* const state;  // null: the state is in another object's memory
@@ -369,7 +424,7 @@ struct IncomingDelta::Impl {
   bool has_begun = false;
   LeafDigests leaves;  // of the state; leaves of decoded segments already have the result's digests
   Digest base;         // of the state before
-  std::vector<TensorWrite> writes;
+  PendingWrites writes;
   Resolver resolver;  // last, so that its threads end before the members they use
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/file_memory.hpp"
 #include "delta/digest.hpp"
 #include "delta/state_writer.hpp"
 
@@ -243,6 +244,14 @@ Result<OwnedState> OwnedState::over(const StateView& like, std::span<const std::
   return state;
 }
 
+Result<OwnedState> OwnedState::sharing(const StateView& state, std::shared_ptr<const void> owner) {
+  ECHO_ASSIGN(const StateView sorted, canonical(state));
+  std::vector<std::span<std::byte>> memory;
+  for (const TensorView& tensor : sorted)
+    memory.emplace_back(const_cast<std::byte*>(tensor.bytes.data()), tensor.bytes.size());
+  return over(sorted, memory, std::move(owner));
+}
+
 TensorView OwnedState::view_of(const Tensor& tensor) {
   return {.name = tensor.name,
           .dtype = tensor.dtype,
@@ -312,13 +321,24 @@ void StateWriter::cache_leaf_digests(OwnedState& state, LeafDigests leaves) {
     if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
 }
 
-Result<OwnedState> copy_of(const StateView& state) {
+Result<OwnedState> copy_of(const StateView& state, const OwnedState::Allocate& allocate) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  ECHO_ASSIGN(OwnedState copy, OwnedState::empty_like(sorted));
+  ECHO_ASSIGN(OwnedState copy, OwnedState::empty_like(sorted, allocate));
   for (std::size_t i = 0; i < sorted.size(); ++i)
     std::copy(sorted[i].bytes.begin(), sorted[i].bytes.end(), copy.mutable_bytes(i).begin());
   copy.seal();
   return copy;
+}
+
+OwnedState::Allocate allocate_in(std::filesystem::path folder) {
+  return [folder = std::move(folder)](std::uint64_t bytes) -> Result<std::shared_ptr<std::byte>> {
+    if (bytes >= kFileMemoryMin) return FileMemory::allocate(folder, bytes);
+    auto* const memory =
+        static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlignmentBytes}, std::nothrow));
+    if (!memory) return fail(Code::kExhausted, "allocate state", "{} bytes, more than this machine has free", bytes);
+    return std::shared_ptr<std::byte>(
+        memory, [](std::byte* block) { ::operator delete[](block, std::align_val_t{kAlignmentBytes}); });
+  };
 }
 
 }  // namespace echoline::delta

@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -113,6 +114,9 @@ class OwnedState {
   // As above, for a canonical `like`, in existing memory: memory[i] has the size of tensor i. `owner` keeps it alive.
   static Result<OwnedState> over(const StateView& like, std::span<const std::span<std::byte>> memory,
                                  std::shared_ptr<const void> owner);
+  // Shares the memory of `state`, which `owner` keeps alive. It must not change from now on, also not through the new
+  // state. Errors as those of canonical().
+  static Result<OwnedState> sharing(const StateView& state, std::shared_ptr<const void> owner);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
@@ -154,7 +158,11 @@ class OwnedState {
 using SharedState = std::shared_ptr<const OwnedState>;
 inline SharedState share(OwnedState state) { return std::make_shared<const OwnedState>(std::move(state)); }
 
-// A copy of the state. Errors as those of canonical() and empty_like().
-Result<OwnedState> copy_of(const StateView& state);
+// A copy of the state, in memory from `allocate` if that is given. Errors as those of canonical() and empty_like().
+Result<OwnedState> copy_of(const StateView& state, const OwnedState::Allocate& allocate = nullptr);
+
+// Allocates small states in ordinary memory, and those of at least kFileMemoryMin bytes in files below `folder`
+// (base/file_memory.hpp).
+OwnedState::Allocate allocate_in(std::filesystem::path folder);
 
 }  // namespace echoline::delta

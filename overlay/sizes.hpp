@@ -26,9 +26,10 @@ inline constexpr std::uint64_t kFoldShare = 8;
 // A worker's memory for publications. With a disk: chunks not written yet. Without one: a snapshot and the deltas after
 // it. The minimum also holds while the policy's size is not known (0).
 inline Bytes worker_memory_bytes(Bytes policy, bool has_disk) {
-  constexpr std::uint64_t kMin = 256ull << 20;
+  constexpr std::uint64_t kMin = 256ull << 20, kWithDisk = 64ull << 20;
   const std::uint64_t snapshot = publication_bytes_max(policy).count;
-  return {has_disk || policy.count == 0 ? kMin : snapshot + std::max(kMin, snapshot / 2)};
+  if (has_disk) return {kWithDisk};
+  return {policy.count == 0 ? kMin : snapshot + std::max(kMin, snapshot / 2)};
 }
 
 // Limit on arriving parts of publications that the worker's engine has not read yet. Further parts wait in the store.

@@ -24,6 +24,13 @@ class Slice {
   bool empty() const { return length_ == 0; }
   const std::byte* data() const { return data_.get(); }
   std::span<const std::byte> bytes() const { return {data_.get(), length_}; }
+  // Whether the bytes of `next` are directly behind these, in the same memory.
+  bool is_continued_by(const Slice& next) const {
+    const bool same_owner = !data_.owner_before(next.data_) && !next.data_.owner_before(data_);
+    return same_owner && data() + size() == next.data();
+  }
+  // Both together; `next` must continue this one.
+  Slice joined_with(const Slice& next) const { return {data_, length_ + next.length_}; }
   // Bytes [offset, offset + length), which must lie within this slice.
   Slice part(std::size_t offset, std::size_t length) const { return {{data_, data_.get() + offset}, length}; }
 

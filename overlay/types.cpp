@@ -56,7 +56,12 @@ Result<Slice> Payload::bytes() const {
                              const std::byte* mapped) { ::munmap(const_cast<std::byte*>(mapped), mapped_bytes); }},
                  size_);
   }
-  if (pieces_.size() == 1) return pieces_.front();
+  // Chunks that a learner has sealed in one file follow each other in memory.
+  Slice joined = pieces_.front();
+  std::size_t joined_count = 1;
+  while (joined_count < pieces_.size() && joined.is_continued_by(pieces_[joined_count]))
+    joined = joined.joined_with(pieces_[joined_count++]);
+  if (joined_count == pieces_.size()) return joined;
   auto gathered = std::make_shared_for_overwrite<std::byte[]>(size_);
   std::byte* to = gathered.get();
   for (const Slice& piece : pieces_) {

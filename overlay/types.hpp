@@ -51,7 +51,8 @@ class Payload {
   Payload(std::shared_ptr<const int> file, std::uint64_t size) : size_(size), file_(std::move(file)) {}
 
   std::uint64_t size() const { return size_; }
-  // Returns all bytes in one piece: the only piece itself, a gathered copy, or the mapped file. Can take long, so it is
+  // Returns all bytes in one piece: the pieces themselves if each follows the one before in memory, otherwise a
+  // gathered copy, or the mapped file. Can take long, so it is
   // not called on the overlay's thread. kIo: the file cannot be mapped.
   Result<Slice> bytes() const;
   // Passes all bytes to `use` in order, piece by piece. Reads a file piece by piece, too, so that it never lies in

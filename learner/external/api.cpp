@@ -12,6 +12,7 @@
 #include "base/random_bits.hpp"
 #include "base/text.hpp"
 #include "learner/external/api_socket.hpp"
+#include "learner/external/arriving_body.hpp"
 #include "learner/external/http_server.hpp"
 #include "learner/external/recent_calls.hpp"
 #include "learner/external/row_pages.hpp"
@@ -107,7 +108,7 @@ struct TrainerServer::State {
   TrainerLink& trainer_link;
   HttpServer server;
   RecentCalls calls{kCallsRemembered};
-  ShardCollector shards{options.body_max};
+  ShardCollector shards{options.body_max, options.folder};
   RowPages metrics{options.folder / "metrics.jsonl"};
   std::thread thread;
   json address;
@@ -153,11 +154,11 @@ struct TrainerServer::State {
     return ok();
   }
 
-  Status publish(const Request& request, Response& response, std::string body) {
+  Status publish(const Request& request, Response& response, const overlay::Slice& body) {
     ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
     delta::OwnedState policy;
     if (request.get_header_value("Content-Type").starts_with(kJsonType)) {
-      const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
+      const json parsed = json::parse(text_of(body), nullptr, /*allow_exceptions=*/false);
       if (!parsed.is_object() || !parsed.contains("path") || !parsed["path"].is_string())
         return fail(Code::kInvalid, "publish",
                     "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBinaryType);
@@ -166,7 +167,7 @@ struct TrainerServer::State {
       ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>(),
                                               parsed.value("strip_prefix", std::string())));
     } else {
-      ECHO_ASSIGN(policy, options.parse_policy(Version{version}, std::move(body)));
+      ECHO_ASSIGN(policy, options.parse_policy(Version{version}, body));
     }
     ECHO_TRY(trainer_link.publish(Version{version}, std::move(policy)));
     answer(response, trainer_link.status());
@@ -174,12 +175,11 @@ struct TrainerServer::State {
   }
 
   // The answer says which ranks are missing. The last rank's shards publish the version.
-  Status publish_shards(const Request& request, Response& response, std::string body) {
+  Status publish_shards(const Request& request, Response& response, overlay::Slice body) {
     ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
     ECHO_ASSIGN(std::optional<delta::OwnedState> joined, shards.add(Version{version}, std::move(body)));
     if (joined) {
-      ECHO_ASSIGN(delta::OwnedState policy, options.check_policy(Version{version}, *joined));
-      joined.reset();
+      ECHO_ASSIGN(delta::OwnedState policy, options.check_policy(Version{version}, std::move(*joined)));
       ECHO_TRY(trainer_link.publish(Version{version}, std::move(policy)));
     }
     answer(response, status());
@@ -368,10 +368,10 @@ struct TrainerServer::State {
                   answer(response, status);
                   return ok();
                 }));
-    // Policies have large bodies, so this memory is released as soon as the policy is read.
     const auto with_large_body = [this, idempotent](auto work) {
       return [this, idempotent, work](const Request& request, Response& response, const httplib::ContentReader& read) {
-        std::optional<std::string> body = HttpServer::read_body(request, response, read, options.body_max);
+        std::optional<overlay::Slice> body =
+            HttpServer::read_body(request, response, read, options.body_max, options.folder);
         if (!body) return;
         idempotent([&](const Request&, Response&) { return work(request, response, std::move(*body)); })(request,
                                                                                                          response);

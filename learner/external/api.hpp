@@ -24,14 +24,14 @@ struct TrainerServerOptions {
   Duration transfer_time_base = std::chrono::seconds(60);
   nlohmann::json run_facts;  // what does not change during the run, such as its name; part of answers to /v1/status
   // Reads the policy of `version` from the bytes of a safetensors file. Returns an error if workers could not generate
-  // with it. Called on any thread, as are the next two.
-  std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
+  // with it. The policy may share the bytes' memory. Called on any thread, as are the next two.
+  std::function<Result<delta::OwnedState>(Version version, const overlay::Slice& bytes)> parse_policy;
   // Reads the policy of `version` from a file or folder instead. `strip_prefix` is removed from the tensors' names.
   std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path,
                                           const std::string& strip_prefix)>
       read_policy;
   // Checks a policy that was joined from the shards of several ranks, and returns it.
-  std::function<Result<delta::OwnedState>(Version version, const delta::OwnedState& joined)> check_policy;
+  std::function<Result<delta::OwnedState>(Version version, delta::OwnedState joined)> check_policy;
   // Returns the held-out problems, for a trainer that evaluates. Called on any thread.
   std::function<nlohmann::json()> held_out;
   // Returns the evaluation of a policy: grades the responses {"responses": {problem: tokens or text}}, or takes the

@@ -16,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "learner/external/arriving_body.hpp"
+
 namespace echoline::learner {
 namespace {
 
@@ -24,7 +26,7 @@ namespace {
 constexpr std::uint64_t kUncountedBytes = 1 << 20;
 constexpr std::size_t kBufferBytes = 64 << 10;
 constexpr std::int64_t kPollMsMax = 1'000'000;  // fits into an int; a longer wait calls poll() again
-constexpr int kStatusTimeout = 408, kStatusBusy = 503;
+constexpr int kStatusTimeout = 408, kStatusBusy = 503, kStatusNoSpace = 507;
 // A sending thread checks this often whether the server ends.
 constexpr Duration kEndPollInterval = std::chrono::milliseconds(200);
 constexpr Duration kLastAnswerTimeout = std::chrono::seconds(1);
@@ -152,6 +154,7 @@ class HttpServer::Connection final : public httplib::Stream {
   const std::optional<RequestFailure>& request_failure() const { return request_failure_; }
   bool must_close() const { return closes_after_answer_ || request_failure_; }
   void close_after_answer() { closes_after_answer_ = true; }
+  void refuse_for_lack_of_space(std::string message) { request_failure_ = {kStatusNoSpace, std::move(message)}; }
 
   // Reads and discards further bytes for a moment, so that the client receives the answer (see kLinger).
   void linger() {
@@ -227,15 +230,23 @@ std::optional<HttpServer::RequestFailure> HttpServer::request_failure() {
   return thread_connection_ ? thread_connection_->request_failure() : std::nullopt;
 }
 
-std::optional<std::string> HttpServer::read_body(const httplib::Request& request, httplib::Response& response,
-                                                 const httplib::ContentReader& read, Bytes bytes_max) {
-  std::string body;
-  body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), bytes_max.count));
+std::optional<overlay::Slice> HttpServer::read_body(const httplib::Request& request, httplib::Response& response,
+                                                    const httplib::ContentReader& read, Bytes bytes_max,
+                                                    const std::filesystem::path& folder) {
+  std::uint64_t body_max = bytes_max.count;
+  if (request.has_header("Content-Length"))
+    body_max = std::min(body_max, request.get_header_value<std::uint64_t>("Content-Length"));
+  ArrivingBody body(body_max, folder);
+  Status received = ok();
   const bool is_complete = read([&](const char* bytes, std::size_t size) {
-    body.append(bytes, size);
-    return true;
+    received = body.append({bytes, size});
+    return received.has_value();
   });
-  if (is_complete) return body;
+  if (is_complete) return body.finish();
+  if (!received) {
+    response.status = kStatusNoSpace;
+    if (thread_connection_) thread_connection_->refuse_for_lack_of_space(received.error().message());
+  }
   if (response.status < 400) response.status = 400;
   return std::nullopt;
 }

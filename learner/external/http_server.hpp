@@ -4,6 +4,7 @@
 #include <httplib.h>
 
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/units.hpp"
+#include "overlay/slice.hpp"
 
 namespace echoline::learner {
 
@@ -33,15 +35,18 @@ class HttpServer final : public httplib::Server {
   // The status and text for this thread's request, if it broke a limit before it was complete. The connection ends
   // after the answer.
   struct RequestFailure {
-    int status;  // 503: too many requests are arriving; 408: this one arrived too slowly or incompletely
+    // 503: too many requests are arriving; 507: the disk has no space for it; 408: it arrived too slowly or
+    // incompletely
+    int status;
     std::string message;
-    const char* code() const { return status == 503 ? "busy" : "slow"; }  // for programs
+    const char* code() const { return status == 503 ? "busy" : status == 507 ? "exhausted" : "slow"; }  // for programs
   };
   static std::optional<RequestFailure> request_failure();
-  // Reads a body of up to `bytes_max`; that memory is allocated once. Absent: it did not arrive, and the error handler
-  // gives the reason.
-  static std::optional<std::string> read_body(const httplib::Request& request, httplib::Response& response,
-                                              const httplib::ContentReader& read, Bytes bytes_max);
+  // Reads a body of up to `bytes_max`; a large one into a file below `folder` (arriving_body.hpp). Absent: it did not
+  // arrive, and the error handler gives the reason.
+  static std::optional<overlay::Slice> read_body(const httplib::Request& request, httplib::Response& response,
+                                                 const httplib::ContentReader& read, Bytes bytes_max,
+                                                 const std::filesystem::path& folder);
   // Ends the connection after the answer; the rest of this thread's request is not read.
   static void close_after_answer(httplib::Response& response);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kPathBytesMax = 256, kIdBytesMax = 64;
 constexpr Duration kCheckInterval = std::chrono::milliseconds(200);  // how often a waiting call checks its patience
-constexpr int kInvalid = 400, kTooLarge = 413, kUnavailable = 503;
+constexpr int kInvalid = 400, kTooLarge = 413, kUnavailable = 503, kNoSpace = 507;
 
 }  // namespace
 
@@ -25,11 +25,12 @@ TrainerAnswer error_answer(int status, std::string_view code, const std::string&
 
 // ---- the learner's end ----
 
-void NodeCalls::open(Execute execute, Bytes body_max) {
+void NodeCalls::open(Execute execute, Bytes body_max, const std::filesystem::path& folder) {
   const std::lock_guard lock(mutex_);
   if (closed_ || execute_) return;
   execute_ = std::move(execute);
   body_max_ = body_max;
+  folder_ = folder;
   thread_ = std::thread([this] { execute_calls(); });
   for (const auto& [id, node] : nodes_)
     if (node.session) send_terms(id);
@@ -103,6 +104,7 @@ void NodeCalls::forget(Call& call) {
   if (call.state == State::kAnswered) return;
   bytes_held_ -= call.body_bytes;
   call.call.body = {};
+  call.body = ArrivingBody();
   call.state = State::kAnswered;
 }
 
@@ -110,7 +112,7 @@ void NodeCalls::begin(WorkerId id, const node::Begin& begin) {
   Node& node = nodes_.at(id);
   if (const auto known = node.calls.find(begin.call()); known != node.calls.end()) {  // the connection was lost
     if (known->second.state == State::kAnswered) return answer(id, begin.call(), known->second.answer);
-    return report_received(id, begin.call(), known->second.call.body.size());
+    return report_received(id, begin.call(), known->second.body.size());
   }
   if (node.calls.size() >= kCallsMax) {
     const auto answered = std::find_if(node.calls.begin(), node.calls.end(),
@@ -139,7 +141,7 @@ void NodeCalls::begin(WorkerId id, const node::Begin& begin) {
   Call& call = node.calls[begin.call()];
   call.call = {.method = begin.method(), .path = begin.path(), .request_id = begin.request_id(), .body = {}};
   call.body_bytes = begin.body_bytes();
-  call.call.body.reserve(call.body_bytes);
+  call.body = ArrivingBody(call.body_bytes, folder_);
   if (call.body_bytes == 0) return on_arrived(id, begin.call());
   report_received(id, begin.call(), 0);
 }
@@ -150,19 +152,25 @@ void NodeCalls::add_part(WorkerId id, const node::Part& part) {
   if (found == node.calls.end() || found->second.state != State::kArriving) return;  // late, after a new connection
   Call& call = found->second;
   // A part of a broken connection was lost, or has come on the old one as well: the node continues from here.
-  if (part.offset() != call.call.body.size()) return report_received(id, part.call(), call.call.body.size());
-  if (part.body().size() > call.body_bytes - call.call.body.size()) {
+  if (part.offset() != call.body.size()) return report_received(id, part.call(), call.body.size());
+  if (part.body().size() > call.body_bytes - call.body.size()) {
     forget(call);
     call.answer = error_answer(kInvalid, "invalid", "the body is longer than announced");
     return answer(id, part.call(), call.answer);
   }
-  call.call.body += part.body();
-  report_received(id, part.call(), call.call.body.size());
-  if (call.call.body.size() == call.body_bytes) on_arrived(id, part.call());
+  if (const Status stored = call.body.append(part.body()); !stored) {
+    forget(call);
+    call.answer = error_answer(kNoSpace, "exhausted", stored.error().message());
+    return answer(id, part.call(), call.answer);
+  }
+  report_received(id, part.call(), call.body.size());
+  if (call.body.size() == call.body_bytes) on_arrived(id, part.call());
 }
 
 void NodeCalls::on_arrived(WorkerId id, std::uint64_t call_id) {
-  nodes_.at(id).calls.at(call_id).state = State::kWaiting;
+  Call& call = nodes_.at(id).calls.at(call_id);
+  call.call.body = call.body.finish();
+  call.state = State::kWaiting;
   waiting_.emplace_back(id, call_id);
   changed_.notify_all();
 }
@@ -202,7 +210,7 @@ void NodeCalls::execute_calls() {
     };
     Call* call = find();
     if (!call) continue;  // the node has dropped it, or is lost
-    TrainerCall complete = std::move(call->call);
+    TrainerCall complete = std::exchange(call->call, {});
     lock.unlock();
     TrainerAnswer result = execute_(std::move(complete));
     lock.lock();
@@ -233,7 +241,7 @@ void LearnerCalls::begin(std::uint64_t id, const Pending& pending) {
 }
 
 void LearnerCalls::send_parts(std::uint64_t id, Pending& pending) {
-  const std::string& body = pending.call->body;
+  const overlay::Slice& body = pending.call->body;
   while (pending.sent < body.size() && pending.sent - pending.confirmed < kWindowBytes) {
     const std::size_t bytes = std::min<std::size_t>(kNodePartBytes, body.size() - pending.sent);
     node::FromNode message;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,6 +19,8 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "learner/external/arriving_body.hpp"
+#include "overlay/slice.hpp"
 
 namespace echoline::learner {
 
@@ -35,7 +38,7 @@ inline constexpr std::size_t kNodeMessageBytesMax = kNodePartBytes + 4096;
 struct TrainerCall {
   std::string method, path;
   std::string request_id;  // Idempotency-Key
-  std::string body;
+  overlay::Slice body;
 };
 struct TrainerAnswer {
   int status = 200;  // of HTTP
@@ -55,8 +58,8 @@ class NodeCalls {
   ~NodeCalls() { close(); }
 
   // From now on, executes complete calls on a thread of its own, one after another. Bodies may have up to `body_max`
-  // bytes; all that are arriving or waiting have at most twice that.
-  void open(Execute execute, Bytes body_max);
+  // bytes; all that are arriving or waiting have at most twice that. Large ones are in files below `folder`.
+  void open(Execute execute, Bytes body_max, const std::filesystem::path& folder = {});
   // The run has no trainer whose ranks could call: nodes end with this reason.
   void refuse(std::string reason);
   // Waits for the call that is being executed. No other call is executed.
@@ -70,8 +73,9 @@ class NodeCalls {
  private:
   enum class State : std::uint8_t { kArriving, kWaiting, kAnswered };
   struct Call {
-    TrainerCall call;
+    TrainerCall call;              // without the body before that has arrived
     std::uint64_t body_bytes = 0;  // of the whole body
+    ArrivingBody body;
     State state = State::kArriving;
     TrainerAnswer answer = {};
   };
@@ -97,6 +101,7 @@ class NodeCalls {
   Execute execute_;  // empty before open()
   std::string refusal_;
   Bytes body_max_{0};
+  std::filesystem::path folder_;  // of bodies
   std::uint64_t bytes_held_ = 0;  // announced bytes of calls that are not answered
   std::map<WorkerId, Node> nodes_;
   std::deque<std::pair<WorkerId, std::uint64_t>> waiting_;  // complete calls

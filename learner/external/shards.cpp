@@ -80,7 +80,7 @@ void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Bo
 }  // namespace
 
 Result<ShardCollector::Header> ShardCollector::read(Part& part) {
-  ECHO_ASSIGN(const auto file, delta::parse_safetensors(std::as_bytes(std::span(part.bytes)), "the shards of a rank"));
+  ECHO_ASSIGN(const auto file, delta::parse_safetensors(part.bytes.bytes(), "the shards of a rank"));
   const auto metadata = file.metadata.find(kMetadataKey);
   const json root =
       metadata == file.metadata.end() ? json() : json::parse(metadata->second, nullptr, /*allow_exceptions=*/false);
@@ -119,7 +119,7 @@ Result<ShardCollector::Header> ShardCollector::read(Part& part) {
                 root["attempt"].get<std::string>()};
 }
 
-Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, std::string bytes) {
+Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, overlay::Slice bytes) {
   Part part{std::move(bytes), {}};
   ECHO_ASSIGN(const Header header, read(part));
   std::map<std::uint32_t, Part> complete_parts;
@@ -139,7 +139,8 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
       return fail(Code::kInvalid, kOperation, "rank {} is of {} ranks, the ranks before were of {}", header.rank,
                   header.ranks, newest_header_.ranks);
     if (const auto earlier = parts_.find(header.rank); earlier != parts_.end()) {
-      if (earlier->second.bytes == part.bytes) return std::optional<delta::OwnedState>();
+      if (std::ranges::equal(earlier->second.bytes.bytes(), part.bytes.bytes()))
+        return std::optional<delta::OwnedState>();
       return fail(Code::kInvalid, kOperation,
                   "rank {} hands in other shards for version {} than before: a trainer that starts again needs another "
                   "'attempt', the same on all ranks",
@@ -152,7 +153,6 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
                   to_text(Bytes{total}), to_text(bytes_max_));
     version_ = version;
     newest_header_ = header;
-    // The pieces' views stay valid, because moving a std::string as long as a file does not move its bytes.
     parts_.emplace(header.rank, std::move(part));
     if (parts_.size() < header.ranks) return std::optional<delta::OwnedState>();
     complete_parts = std::exchange(parts_, {});
@@ -167,7 +167,7 @@ Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, st
   return std::optional(std::move(*joined));
 }
 
-Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> parts) {
+Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> parts) const {
   struct PlacedPiece {
     std::uint32_t rank;
     Box box;
@@ -213,7 +213,8 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
     placed = std::move(distinct);
     layout.push_back({name, first.content.dtype, first.shape, {}});
   }
-  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
+  ECHO_ASSIGN(delta::OwnedState policy,
+              delta::OwnedState::empty_like(layout, folder_.empty() ? nullptr : delta::allocate_in(folder_)));
   for (std::size_t i = 0; i < policy.size(); ++i) {
     const std::span<std::byte> memory = policy.mutable_bytes(i);
     for (const PlacedPiece& placed_piece : by_tensor.at(policy.name(i)))

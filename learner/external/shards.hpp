@@ -2,17 +2,20 @@
 // Thread-safe.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "delta/tensor.hpp"
+#include "overlay/slice.hpp"
 
 namespace echoline::learner {
 
@@ -22,8 +25,10 @@ class ShardCollector {
  public:
   static constexpr std::uint32_t kRanksMax = 65'536;
 
-  // `bytes_max`: of all parts of a version together.
-  explicit ShardCollector(Bytes bytes_max) : bytes_max_(bytes_max) {}
+  // `bytes_max`: of all parts of a version together. A large policy is joined in a file below `folder`, if that is not
+  // empty (base/file_memory.hpp).
+  explicit ShardCollector(Bytes bytes_max, std::filesystem::path folder = {})
+      : bytes_max_(bytes_max), folder_(std::move(folder)) {}
 
   // Adds a rank's part: the bytes of a safetensors file, whose metadata has, as JSON under "echoline_shards",
   //   {"rank": 2, "ranks": 4, "attempt": TEXT, "tensors": {PIECE: {"name": TENSOR, "shape": [...], "offset": [...]}}}.
@@ -33,7 +38,7 @@ class ShardCollector {
   // malformed, or has other bytes than this rank's part before. If the last part shows that pieces overlap or differ,
   // or that no piece has an element, it is kInvalid as well, and all parts of the version are dropped. kStale: a later
   // version has parts. kExhausted: the parts exceed bytes_max.
-  Result<std::optional<delta::OwnedState>> add(Version version, std::string bytes);
+  Result<std::optional<delta::OwnedState>> add(Version version, overlay::Slice bytes);
 
   // {"version", "attempt", "ranks", "missing": [ranks]} of the version that is being collected; null if none.
   nlohmann::json status() const;
@@ -45,7 +50,7 @@ class ShardCollector {
     delta::TensorView content;                // in the memory of its part
   };
   struct Part {
-    std::string bytes;  // of the file; the pieces refer to it
+    overlay::Slice bytes;  // of the file; the pieces refer to it
     std::vector<Piece> pieces;
   };
   struct Header {
@@ -56,9 +61,10 @@ class ShardCollector {
   // Reads part.bytes, and adds the pieces to part.pieces.
   static Result<Header> read(Part& part);
   // Checks that the pieces cover every tensor without conflict, and copies them into one policy.
-  static Result<delta::OwnedState> join(std::map<std::uint32_t, Part> parts);
+  Result<delta::OwnedState> join(std::map<std::uint32_t, Part> parts) const;
 
   const Bytes bytes_max_;
+  const std::filesystem::path folder_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   Version version_;

@@ -178,23 +178,24 @@ class ExternalSource final : public PolicySource {
     options.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kPolicyHeaderBytesMax};
     const Bytes body_max = options.body_max;
     options.run_facts = run_facts();
-    options.parse_policy = [this](Version version, std::string bytes) {
-      return admit(version, parse_policy(std::move(bytes)));
+    options.parse_policy = [this](Version version, const overlay::Slice& bytes) {
+      return admit(version, parse_policy(bytes));
     };
     options.held_out = [this] { return held_out(); };
     options.grade = [this](const nlohmann::json& body) { return grade(body); };
     options.read_policy = [this](Version version, const std::filesystem::path& path, const std::string& strip_prefix) {
       return admit(version, read_policy(path, strip_prefix));
     };
-    options.check_policy = [this](Version version, const delta::OwnedState& joined) {
-      return admit(version, to_policy(joined.view()));
+    options.check_policy = [this](Version version, delta::OwnedState joined) {
+      const auto owner = std::make_shared<const delta::OwnedState>(std::move(joined));
+      return admit(version, to_policy(owner->view(), owner));
     };
     ECHO_ASSIGN(trainer_server_, TrainerServer::start(std::move(options), *trainer_link_));
     // The file contains a secret token.
     ECHO_TRY(write_private_file_atomic(address_file(), json_text(trainer_server_->address(), /*indent=*/2) + "\n"));
     if (host_.node_calls)
       host_.node_calls->open([this](TrainerCall call) { return trainer_server_->answer_node(std::move(call)); },
-                             body_max);
+                             body_max, host_.record.folder());
     log::info("waiting for a trainer: {} says where", address_file().string());
     return ok();
   }
@@ -316,14 +317,17 @@ class ExternalSource final : public PolicySource {
   std::filesystem::path checkpoints() const { return host_.record.folder() / "checkpoints"; }
   std::filesystem::path address_file() const { return host_.record.folder() / kTrainerAddressFile; }
 
-  // The trainer's tensors as a policy of the run's model. With an adapter, they need not include the base.
-  Result<delta::OwnedState> to_policy(const delta::StateView& tensors) const {
+  // The trainer's tensors as a policy of the run's model. With an adapter, they need not include the base. `owner`, if
+  // set, keeps the tensors' memory, which does not change any more: the policy may share it.
+  Result<delta::OwnedState> to_policy(const delta::StateView& tensors,
+                                      std::shared_ptr<const void> owner = nullptr) const {
     if (has_adapter()) return join_published(base_, tensors, *host_.task.files.config.adapter);
     const delta::StateView adapter = model::split_adapter(tensors).adapter;
     if (!adapter.empty())
       return fail(Code::kInvalid, "publish", "tensor '{}' is of an adapter, and the run has none: `learner.adapter`",
                   adapter.front().name);
-    return model::policy_of(tensors, host_.task.files.config);
+    return model::policy_of(tensors, host_.task.files.config, delta::allocate_in(host_.record.folder()),
+                            std::move(owner));
   }
   bool has_adapter() const { return host_.task.files.config.adapter.has_value(); }
 
@@ -334,7 +338,8 @@ class ExternalSource final : public PolicySource {
     const model::SplitPolicy parts = model::split_adapter(checkpoint.view());
     model::ModelConfig base_config = host_.task.files.config;
     base_config.adapter.reset();
-    ECHO_ASSIGN(delta::OwnedState base, model::policy_of(parts.base, base_config));
+    ECHO_ASSIGN(delta::OwnedState base,
+                model::policy_of(parts.base, base_config, delta::allocate_in(host_.record.folder())));
     base_ = delta::share(std::move(base));
     if (!parts.adapter.empty()) return to_policy(parts.adapter);
     ECHO_ASSIGN(const delta::OwnedState adapter,
@@ -380,13 +385,12 @@ class ExternalSource final : public PolicySource {
     return std::move(accepted).error();
   }
 
-  // Reads a policy from the bytes of a safetensors file, and frees them before it returns.
-  Result<delta::OwnedState> parse_policy(std::string bytes) const {
-    ECHO_ASSIGN(const auto content,
-                delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
+  // Reads a policy from the bytes of a safetensors file.
+  Result<delta::OwnedState> parse_policy(const overlay::Slice& bytes) const {
+    ECHO_ASSIGN(const auto content, delta::parse_safetensors(bytes.bytes(), "the policy that was sent"));
     if (const auto it = content.metadata.find(kAdapterMetadata); has_adapter() && it != content.metadata.end())
       ECHO_TRY(check_adapter_config(it->second, *host_.task.files.config.adapter));
-    return to_policy(content.tensors);
+    return to_policy(content.tensors, std::make_shared<overlay::Slice>(bytes));
   }
 
   Result<std::int64_t> read_checkpoint(const std::filesystem::path& folder) {

@@ -146,7 +146,7 @@ class TrainerNode {
     });
     server_->Post(R"(/v1/policy/([0-9]+)/shards)", [this, body_max](const Request& request, Response& response,
                                                                     const httplib::ContentReader& read) {
-      std::optional<std::string> body = HttpServer::read_body(request, response, read, body_max);
+      std::optional<overlay::Slice> body = HttpServer::read_body(request, response, read, body_max, options_.folder);
       if (!body) return;
       std::string id = request.get_header_value("Idempotency-Key");
       if (id.empty()) id = random_hex(kIdWords);  // the learner may get the call twice

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "overlay/trainer_node.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -95,16 +96,20 @@ Result<std::vector<std::byte>> Identities::issue(WorkerId id, const trust::Publi
   return certificate;
 }
 
-void Identities::remember(const trust::PeerIdentity& identity, const std::string& name) {
+std::optional<std::string> Identities::remember(const trust::PeerIdentity& identity, const std::string& stated_name) {
+  if (!state_.known.contains(identity.worker) && is_trainer_node(stated_name))
+    return fmt::format("this learner has no record that a join token made it the node '{}': join with another token",
+                       stated_name);
   const auto [it, added] = state_.known.try_emplace(identity.worker);
   KnownWorker& known = it->second;
-  if (added) known.name = name;
+  if (added) known.name = stated_name;
   known.until_unix_s = std::max(known.until_unix_s, static_cast<std::uint64_t>(std::max(0.0, identity.expires_unix_s)));
-  if (known.key == identity.key || identity.key == trust::PublicKey{}) return;
+  if (known.key == identity.key || identity.key == trust::PublicKey{}) return std::nullopt;
   if (const auto old = id_by_key_.find(known.key); old != id_by_key_.end() && old->second == identity.worker)
     id_by_key_.erase(old);
   known.key = identity.key;
   id_by_key_[identity.key] = identity.worker;
+  return std::nullopt;
 }
 
 Endpoint Identities::endpoint_of(WorkerId id, const Endpoint& stated, const std::string& source_host) const {

@@ -37,7 +37,10 @@ class Identities {
   // A certificate for a worker. [DER]
   Result<std::vector<std::byte>> issue(WorkerId id, const trust::PublicKey& key, double now_unix_s);
   // A worker that shows a certificate of this run is known from then on, also to a learner that has lost its state.
-  void remember(const trust::PeerIdentity& identity, const std::string& name);
+  // That learner takes the name that the worker states, but refuses the name of a trainer's node: only a join token
+  // makes a machine a node.
+  [[nodiscard]] std::optional<std::string> remember(const trust::PeerIdentity& identity,
+                                                    const std::string& stated_name);
   // Returns the endpoint at which other workers dial a worker: the port that it states, on the host of its join token
   // or else its source address. So a worker cannot make others dial a host of its choice.
   Endpoint endpoint_of(WorkerId id, const Endpoint& stated, const std::string& source_host) const;

@@ -283,7 +283,7 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   }
   if (workers_.contains(id))
     set_away(id, "it joined again", now);  // the worker knows best that its old connection is dead
-  identities_.remember(pending.peer.identity, hello.name);
+  if (const auto refusal = identities_.remember(pending.peer.identity, hello.name)) return refuse(conn, *refusal, now);
   const Endpoint stated_endpoint = hello.data;
   hello.data = identities_.endpoint_of(id, stated_endpoint, pending.peer.host);
   hello.name = state().known.at(id).name;

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-
-#include "overlay/wire/chunk_memory.hpp"
+#include <utility>
 
 namespace echoline::overlay {
 
-Sealer::Sealer(const Announcement& announcement, const trust::SigningKey& key)
+Sealer::Sealer(const Announcement& announcement, const trust::SigningKey& key, AllocateChunk allocate_chunk)
     : announcement_(announcement),
       key_(key),
+      allocate_chunk_(std::move(allocate_chunk)),
       signed_announcement_(sign(announcement, key)),
       id_(id_of(signed_announcement_)) {}
 
@@ -21,7 +21,7 @@ Result<std::vector<SealedChunk>> Sealer::write(std::span<const std::byte> bytes)
   bytes_ += bytes.size();
   std::vector<SealedChunk> sealed;
   while (!bytes.empty()) {
-    if (!open_chunk_) open_chunk_ = chunk_memory(announcement_.chunk_bytes);
+    if (!open_chunk_) open_chunk_ = allocate_chunk_(announcement_.chunk_bytes);
     const std::size_t part_bytes = std::min<std::size_t>(bytes.size(), announcement_.chunk_bytes - open_chunk_bytes_);
     std::memcpy(open_chunk_.get() + open_chunk_bytes_, bytes.data(), part_bytes);
     open_chunk_bytes_ += part_bytes;

@@ -2,7 +2,9 @@
 // learner's signature over the Merkle root of consecutive chunks. Belongs to one thread.
 #pragma once
 #include <deque>
+#include <functional>
 
+#include "overlay/wire/chunk_memory.hpp"
 #include "overlay/wire/proof.hpp"
 
 namespace echoline::overlay {
@@ -15,7 +17,9 @@ struct SealedChunk {
 
 class Sealer {
  public:
-  Sealer(const Announcement& announcement, const trust::SigningKey& key);
+  // Returns memory for a chunk.
+  using AllocateChunk = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+  Sealer(const Announcement& announcement, const trust::SigningKey& key, AllocateChunk allocate_chunk = chunk_memory);
 
   const PublicationId& id() const { return id_; }
   const Announcement& announcement() const { return announcement_; }
@@ -33,6 +37,7 @@ class Sealer {
 
   Announcement announcement_;
   trust::SigningKey key_;
+  AllocateChunk allocate_chunk_;
   SignedAnnouncement signed_announcement_;
   PublicationId id_;
   std::shared_ptr<std::byte> open_chunk_;  // the chunk being filled

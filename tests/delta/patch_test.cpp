@@ -3,9 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 #include "delta/patch_format.hpp"
@@ -123,6 +126,36 @@ TEST(Patch, ReceivedBytesAreResolvedBeforeTheRestArrives) {
   EXPECT_EQ(writes->size(), write_count);
   EXPECT_FALSE(incoming.apply()) << "once";
   EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
+}
+
+// The new values of a large delta are in a file until all of them are verified.
+TEST(Patch, NewValuesAboveALimitAreInAFile) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("patch_test_{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  Random random(8);
+  const std::int64_t elements = kWritesInMemoryMax / 3;  // of two bytes, in two tensors: 4/3 of the limit
+  OwnedState prev = zeros({spec("a", DType::kBF16, {elements}), spec("b", DType::kBF16, {elements})});
+  fill_random(prev, random);
+  OwnedState cur = copy(prev.view());
+  fill_random(cur, random);
+  const Blob patch = delta_of(prev, cur);
+  for (const bool has_folder : {true, false}) {
+    OwnedState state = copy(prev.view());
+    IncomingDelta incoming(state, {.threads = 2, .folder = has_folder ? folder : folder / "missing"});
+    ASSERT_TRUE(incoming.add(patch));
+    const auto writes = incoming.apply();
+    ASSERT_TRUE(writes) << writes.error().message();
+    EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+    OwnedState second = copy(prev.view());
+    for (const TensorWrite& write : *writes)
+      write.write_to(second.mutable_bytes(write.tensor).subspan(write.first_byte, write.byte_count));
+    EXPECT_TRUE(same_bytes(second.view(), cur.view()));
+    std::ifstream maps("/proc/self/maps");
+    const std::string text{std::istreambuf_iterator<char>(maps), {}};
+    EXPECT_EQ(text.find(folder.string()) != std::string::npos, has_folder);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // With several threads, add() hands segments over and returns, so that decoding does not delay the receiving thread.

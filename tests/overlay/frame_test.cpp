@@ -259,6 +259,13 @@ TEST(Payload, PiecesAndTheWhole) {
   const Slice whole = *both.bytes();
   EXPECT_EQ(copy_of(whole.part(0, 100)), copy_of(one));
   EXPECT_EQ(copy_of(whole.part(100, 50)), copy_of(two));
+  // The chunks of a learner's publication may follow each other in one file.
+  const Payload parts({whole.part(0, 70), whole.part(70, 80)});
+  EXPECT_EQ(parts.bytes()->data(), whole.data());  // no copy
+  EXPECT_EQ(parts.bytes()->size(), 150u);
+  const Payload with_gap({whole.part(0, 70), whole.part(71, 79)});
+  EXPECT_NE(with_gap.bytes()->data(), whole.data());
+  EXPECT_EQ(with_gap.bytes()->size(), 149u);
 }
 
 }  // namespace

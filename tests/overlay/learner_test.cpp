@@ -64,6 +64,17 @@ TEST(Learner, RefusesUnknownPeersWithAReason) {
   EXPECT_TRUE(desk.all<act::ReportWorkerJoined>().empty());
 }
 
+// Only a join token makes a machine a node of the trainer, also for a learner that has lost its state.
+TEST(Learner, AWorkerCannotCallItselfANode) {
+  Desk desk;
+  const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{1}});
+  desk.deliver_control(conn, Hello{"run", "node:b", {"10.0.0.1", 9}, {}, {}, {}});
+  EXPECT_TRUE(desk.closed(conn));
+  EXPECT_THAT(desk.goodbye(conn), HasSubstr("'node:b': join with another token"));
+  EXPECT_TRUE(desk.all<act::ReportWorkerJoined>().empty());
+  EXPECT_TRUE(desk.core.state().known.empty());
+}
+
 TEST(Learner, AWorkerIsRefusedIfItsWelcomeExceedsAMessage) {
   LearnerConfig c = Desk::config(16);
   std::size_t bytes = LearnerCore::kWelcomeBytesMax;

@@ -8,6 +8,8 @@
 #include "base/log.hpp"
 #include "overlay/learner/learner_core.hpp"
 #include "overlay/member/member_core.hpp"
+#include "overlay/relay/client_hello.hpp"
+#include "overlay/relay/protocol.hpp"
 #include "overlay/uv/disk.hpp"
 #include "overlay/wire/bytes.hpp"
 #include "tests/overlay/folder.hpp"
@@ -312,6 +314,34 @@ void fuzz_spool(ByteSpan bytes) {
   check_deliveries(core);
 }
 
+// A relay says of any first bytes that they are whole, or may become so, or are refused. More bytes change no verdict
+// but "incomplete".
+void fuzz_relay(ByteSpan bytes) {
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const auto hello = relay::read_client_hello(bytes);
+  if (hello) {
+    ECHO_CHECK(hello->server_name.size() <= 255 && (hello->is_complete || hello->server_name.empty()));
+    if (hello->is_complete) {
+      const std::string longer = text + "x";
+      const auto again = relay::read_client_hello(std::as_bytes(std::span(longer)));
+      ECHO_CHECK(again && again->server_name == hello->server_name);
+      const auto half = relay::read_client_hello(bytes.first(bytes.size() / 2));
+      ECHO_CHECK(half && (!half->is_complete || half->server_name == hello->server_name));
+    }
+  } else {
+    ECHO_CHECK(hello.error().code == Code::kCorrupt || hello.error().code == Code::kExhausted);
+  }
+  if (const auto greeting = relay::read_greeting(text); greeting) {
+    using Kind = relay::Greeting::Kind;
+    ECHO_CHECK(greeting->kind != Kind::kControl || text == relay::control_greeting(greeting->nonce));
+    ECHO_CHECK(greeting->kind != Kind::kTicket || text == relay::ticket_greeting(greeting->ticket, greeting->proof));
+  }
+  relay::ControlFrames frames(relay::Mac{}, relay::ControlFrames::End::kLearner);
+  frames.feed(text);
+  for (auto frame = frames.take(); frame && *frame; frame = frames.take())
+    ECHO_CHECK((*frame)->body.size() <= relay::ControlFrames::kBodyBytesMax);
+}
+
 }  // namespace
 }  // namespace echoline::overlay
 
@@ -348,6 +378,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case FuzzKind::kLearner:
       fuzz_learner(bytes[0], input);
+      break;
+    case FuzzKind::kRelay:
+      fuzz_relay(bytes);
       break;
   }
   return 0;

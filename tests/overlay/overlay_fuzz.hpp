@@ -18,8 +18,9 @@ enum class FuzzKind : std::uint8_t {
   kSpool,    // the length of the log (4 bytes), the log, the payload: a spool on disk
   kMember,   // a byte for the sender, then frames that a worker receives
   kLearner,  // a byte for the sender, then frames that the learner receives
+  kRelay,    // the first bytes of a connection to a relay, or control frames
 };
-inline constexpr std::uint8_t kFuzzKinds = 8;
+inline constexpr std::uint8_t kFuzzKinds = 9;
 
 // The genuine publications that inputs are made of.
 inline const std::vector<Made>& fuzz_publications() {

@@ -6,6 +6,7 @@
 #include "overlay/state.hpp"
 #include "overlay/wire/bytes.hpp"
 #include "tests/fuzz/input.hpp"
+#include "tests/overlay/relay_peer.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -256,6 +257,24 @@ TEST(OverlayFuzz, Learners) {
   std::vector<Bytes_> frames = message_frames();
   frames.push_back(encode_frame(FrameType::kApplication, random_bytes(1, 33)));
   rounds(1'500, [&](Random& random) { run_target(FuzzKind::kLearner, shuffled(frames, random, random.below(4))); });
+}
+
+TEST(OverlayFuzz, MutatedGreetingsOfARelay) {
+  using namespace relay;
+  ControlFrames frames(Mac{}, ControlFrames::End::kRelay);
+  const std::string all[] = {client_hello(made_key("authority")), control_greeting(Nonce{}),
+                             ticket_greeting(Ticket{}, Mac{}),
+                             frames.seal(ControlFrame::Type::kAccepted) + frames.seal(ControlFrame::Type::kOpen, "x")};
+  const auto bytes_of = [](const std::string& text) {
+    const auto bytes = std::as_bytes(std::span(text));
+    return Bytes_(bytes.begin(), bytes.end());
+  };
+  for (const std::string& text : all) run_target(FuzzKind::kRelay, bytes_of(text));
+  rounds(10'000, [&](Random& random) {
+    Bytes_ body = bytes_of(all[random.below(std::size(all))]);
+    mutate(body, random);
+    run_target(FuzzKind::kRelay, body);
+  });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ TEST(Sizes, EveryNodeHasRoomForASnapshotOfAnyPolicy) {
     EXPECT_GE(worker_disk_bytes(policy).count, 3 * snapshot);
     EXPECT_LE(snapshot / chunk_bytes_min(policy).count, kChunksMax);
   }
-  EXPECT_EQ(worker_memory_bytes({16'000'000'000}, true).count, 256 * kMiB.count) << "the disk has the rest";
+  EXPECT_EQ(worker_memory_bytes({16'000'000'000}, true).count, 64 * kMiB.count) << "the disk has the rest";
   EXPECT_EQ(learner_store_bytes({}).count, kGiB.count);
 }
 

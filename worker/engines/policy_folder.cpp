@@ -2,9 +2,11 @@
 #include "worker/engines/policy_folder.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -102,6 +104,12 @@ bool changes_values(const delta::TensorWrite& write) { return write.whole || !wr
 
 }  // namespace
 
+fs::path disk_folder_of(const fs::path& folder) {
+  struct statfs file_system {};
+  const bool is_in_memory = ::statfs(folder.c_str(), &file_system) == 0 && file_system.f_type == TMPFS_MAGIC;
+  return is_in_memory ? fs::path(kDiskFolder) : folder;
+}
+
 fs::path first_large_folder(const std::vector<fs::path>& folders, Bytes bytes) {
   for (const fs::path& folder : folders) {
     struct statvfs file_system {};
@@ -195,8 +203,8 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     return publish_files();
   }
   if (!delta::check_same_tensors(weights_->policy, tensors)) {
-    // When the snapshot began to arrive, the installed policy had the same tensors, so it was decoded into ordinary
-    // memory. A policy with other tensors has been installed meanwhile.
+    // When the snapshot began to arrive, the installed policy had the same tensors, so it was not decoded into files of
+    // its own. A policy with other tensors has been installed meanwhile.
     ECHO_ASSIGN(arriving_weights_, create_files(tensors));
     for (std::size_t i = 0; i < tensors.size(); ++i)
       std::copy(tensors[i].bytes.begin(), tensors[i].bytes.end(), arriving_weights_->memory[i].begin());
@@ -225,8 +233,11 @@ Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layou
   arriving_weights_.reset();
   if (layout.empty()) return fail(Code::kInvalid, "install policy", "expected tensors, found none");
   const Status same_tensors = delta::check_same_tensors(weights_->policy, layout);
-  // Ordinary memory: install_snapshot() copies the values to the files, which the server may still read now.
-  if (same_tensors) return delta::OwnedState::empty_like(layout);
+  // install_snapshot() copies the values to the files, which the server may still read now.
+  if (same_tensors) {
+    auto state = delta::OwnedState::empty_like(layout, delta::allocate_in(disk_folder_of(path_)));
+    return state ? std::move(state) : delta::OwnedState::empty_like(layout);  // a full disk need not end the worker
+  }
   const bool is_first = weights_->policy.empty();
   if (has_adapter() && !is_first) return same_tensors.error();  // the files of an adapter's base are never replaced
   ECHO_ASSIGN(arriving_weights_, create_files(layout));

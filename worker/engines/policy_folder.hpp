@@ -25,6 +25,9 @@ inline constexpr const char* kMemoryFolder = "/dev/shm";
 // users change that.
 inline constexpr const char* kDiskFolder = "/var/tmp";
 
+// The folder itself if it is on a disk. For one in memory, kDiskFolder.
+std::filesystem::path disk_folder_of(const std::filesystem::path& folder);
+
 // Returns the first of the folders whose file system can hold `bytes`; the first folder if none can. Used space counts
 // as well, because it may belong to folders of killed workers, which PolicyFolder::make() removes.
 std::filesystem::path first_large_folder(const std::vector<std::filesystem::path>& folders, Bytes bytes);
@@ -41,8 +44,8 @@ struct RepeatedTensor {
 //
 // Several engines may read one folder. Use from one thread. The folder belongs to this object and is removed with it.
 // If a process is killed, the next process removes its folder. The folder has the policy's size. The first snapshot is
-// decoded into the files. A later snapshot takes the same amount of memory until it is installed, and a delta 6 bytes
-// per changed value.
+// decoded into the files. A later snapshot takes the same amount again until it is installed, and a delta 6 bytes per
+// changed value. Above 64 MiB both are in a file on a disk (base/file_memory.hpp).
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `chosen_path`: a folder that is absent, empty, or made by this
@@ -101,7 +104,7 @@ class PolicyFolder {
 
   Status install_snapshot(const overlay::Publication& publication);
   // Makes the memory into which an arriving snapshot is decoded: new files if the snapshot has other tensors than the
-  // installed policy, whose files the new ones then replace; otherwise ordinary memory, which is copied into the files.
+  // installed policy, whose files the new ones then replace; otherwise memory that is copied into the files.
   Result<delta::OwnedState> make_state(const delta::StateView& layout);
   Result<std::shared_ptr<Weights>> create_files(const delta::StateView& layout) const;
   // Moves the arriving files to the place of the policy's files.
@@ -126,7 +129,7 @@ class PolicyFolder {
   const std::optional<RepeatedTensor> repeated_;
   const std::string adapter_config_;
   ArrivingPolicy arriving_{
-      [this] { return delta::IncomingDelta(weights_->policy, {.threads = threads_}); },
+      [this] { return delta::IncomingDelta(weights_->policy, {.threads = threads_, .folder = disk_folder_of(path_)}); },
       {.threads = threads_, .make_state = [this](const delta::StateView& layout) { return make_state(layout); }}};
 };
 

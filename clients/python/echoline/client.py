@@ -168,7 +168,7 @@ class Client:
         one, and its parts replace those of the earlier attempt."""
         is_sharded = all(isinstance(value, shards.Shard) for value in state.values())
         parts = state if is_sharded else shards.shards_of_rank(state, rank)
-        self._call_json("POST", f"/v1/policy/{version}/shards", shards.pack_part(parts, rank, ranks, attempt),
+        self._call_json("POST", f"/v1/policy/{version}/shards", shards.file_of_part(parts, rank, ranks, attempt),
                         "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ from . import safetensors
 class Shard(NamedTuple):
     """A box of a tensor: the part that one rank holds."""
 
-    content: safetensors.Tensor
+    content: Any  # a `Tensor`, or a torch tensor of floating point numbers, which is sent as BF16
     shape: Sequence[int]  # of the whole tensor
     offset: Sequence[int]  # index of the box's first element in the whole tensor
 
@@ -27,9 +27,9 @@ def shards_of_rank(state: Mapping[str, Any], rank: int) -> Dict[str, Shard]:
             _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
             local_part = value.to_local()
             if local_part.numel() > 0 and not _is_copy(value):
-                shards[name] = Shard(safetensors.of_torch(local_part), tuple(value.shape), tuple(offset))
+                shards[name] = Shard(local_part, tuple(value.shape), tuple(offset))
         elif rank == 0:
-            shards[name] = Shard(safetensors.of_torch(value), tuple(value.shape), (0,) * value.dim())
+            shards[name] = Shard(value, tuple(value.shape), (0,) * value.dim())
     return shards
 
 
@@ -45,11 +45,12 @@ def _is_copy(value: Any) -> bool:
     return False
 
 
-def pack_part(shards: Mapping[str, Shard], rank: int, ranks: int, attempt: str) -> bytes:
+def file_of_part(shards: Mapping[str, Shard], rank: int, ranks: int, attempt: str) -> safetensors.File:
     """Returns the body of POST /v1/policy/VERSION/shards: one rank's part. `attempt` is the same text on all ranks. A
-    restarted trainer chooses another one, so that the learner does not join parts of two attempts."""
+    restarted trainer chooses another one, so that the learner does not join parts of two attempts. Torch tensors are
+    converted one at a time, while they are sent."""
     boxes = {name: {"name": name, "shape": list(shard.shape), "offset": list(shard.offset)}
              for name, shard in shards.items()}
     metadata = {"rank": rank, "ranks": ranks, "attempt": attempt, "tensors": boxes}
-    return safetensors.pack({name: shard.content for name, shard in shards.items()},
-                            {"echoline_shards": json.dumps(metadata)})
+    return safetensors.File({name: shard.content for name, shard in shards.items()},
+                            metadata={"echoline_shards": json.dumps(metadata)})
