@@ -38,8 +38,14 @@ FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, st
     : rules_(std::move(rules)), offer_book_(offers), wanted_(std::move(wanted)) {
   ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
   target_ = planned_target();
-  for (const std::string& id : wanted_)
-    if (const OfferBook::Entry* entry = offer_book_.find(id)) planned_usd_per_hour_ += price_of(entry->offer);
+  double planned = 0, dearest_machine = 0;  // [$/h]
+  for (const std::string& id : wanted_) {
+    const OfferBook::Entry* entry = offer_book_.find(id);
+    if (!entry) continue;
+    planned += price_of(entry->offer);
+    dearest_machine = std::max(dearest_machine, price_of(entry->offer));
+  }
+  usd_per_hour_max_of_plan_ = planned + std::max(rules_.fleet.headroom * planned, dearest_machine);
 }
 
 // ---- events ----

@@ -499,7 +499,8 @@ class FleetCore {
   OfferBook offer_book_;
   FleetMachines machines_;
   std::vector<std::string> wanted_;  // offers of the plan's choice that are not rented yet
-  double planned_usd_per_hour_ = 0;  // cost of the plan's choice
+  // Cost of the plan's choice and its headroom, which is one machine at least: a fleet of two cannot grow by a tenth.
+  double usd_per_hour_max_of_plan_ = 0;
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;

@@ -505,7 +505,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s,
 // Only the run file may allow a fleet that is dearer than planned. A lost machine is replaced at any price.
 double FleetCore::usd_per_hour_max_without_loss() const {
   return rules_.fleet.usd_per_hour_max ? kAnyPrice  // is_affordable() checks it
-                                       : (1 + rules_.fleet.headroom) * planned_usd_per_hour_;
+                                       : usd_per_hour_max_of_plan_;
 }
 
 // A machine that would join after the run's last step is useless. But a fleet that has lost most of its machines may
@@ -578,7 +578,7 @@ double FleetCore::rent_cheapest(double missing_rollouts_per_s, double usd_per_ho
     if (usd_per_hour_max < kAnyPrice && !choose_offers(missing_rollouts_per_s, kAnyPrice).empty())
       why = fmt::format(
           "every offer that is left would raise the fleet's price above ${:.4g} an hour, which is the "
-          "plan's with its headroom; fleet.usd_per_hour_max can allow more",
+          "plan's with its headroom or one more machine; fleet.usd_per_hour_max can allow more",
           usd_per_hour_max);
     for (const auto& [provider, trouble] : offer_book_.blocked()) why += fmt::format(" ({}: {})", provider, trouble);
     note_once("short", "", fmt::format("{}; {}", why, numbers_text()));

@@ -26,7 +26,7 @@ constexpr const char* kScriptAfterEnd = R"sh(  exit 1
 fetch() {
   if has curl; then
     code=$(auth header= "$ECHOLINE_TOKEN" |
-    curl -qsSkK- --pinnedpubkey "$pin" --connect-timeout 20 -y600 -Y1 -o "$1" -w '%{http_code}' "$url") &&
+    curl -qsSkK- $relay --pinnedpubkey "$pin" --connect-timeout 20 -y600 -Y1 -o "$1" -w '%{http_code}' "$url") &&
     [ "$code" = 200 ]
   elif has wget; then
     printf 'header=Authorization: Bearer %s\n' "$ECHOLINE_TOKEN" >"$1.rc"
@@ -50,7 +50,7 @@ base=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/echoline
 mkdir -p "$base" 2>/dev/null && [ -O "$base" ] || base=$(mktemp -d) || die "no folder for the bundle"
 home=$base/$sum
 if [ ! -x "$home/bin/echoline" ]; then
-  has curl || has wget || has python3 ||
+  has curl || { [ ! "$relay" ] && { has wget || has python3; }; } ||
     { apt-get -qq update && apt-get -qqy --no-install-recommends install curl; } >&2 ||
     die "this machine has none of curl, wget and python3, and curl cannot be installed"
   new=$(mktemp -d "$base/new.XXXXXX") || die "$base: not writable"
@@ -84,8 +84,14 @@ void set_worker_command(LaunchSpec& spec, std::string_view provider, const std::
 
 std::vector<std::string> host_command(const HostScript& script, std::string_view provider,
                                       const std::vector<std::string>& arguments) {
-  const std::string variables =
-      fmt::format("learner={} sum={} pin={} ca={}\n", script.learner, script.sha256, script.key_pin, script.authority);
+  // A relay finds the run by the name in the URL. Only curl can dial another address than that of the name.
+  std::string learner = script.learner, relay;
+  if (!script.name.empty()) {
+    learner = script.name + script.learner.substr(script.learner.rfind(':'));
+    relay = fmt::format("'--connect-to ::{}'", script.learner);
+  }
+  const std::string variables = fmt::format("relay={} learner={} sum={} pin={} ca={}\n", relay, learner, script.sha256,
+                                            script.key_pin, script.authority);
   const std::string text = variables + kScriptUntilEnd + end_own_instance_script(provider) + kScriptAfterEnd;
   std::vector<std::string> argv{"sh", "-c", text, "echoline"};  // "echoline" becomes $0
   argv.insert(argv.end(), arguments.begin(), arguments.end());

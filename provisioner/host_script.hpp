@@ -15,6 +15,7 @@ struct HostScript {
   std::string sha256;     // of the bundle, hexadecimal
   std::string key_pin;    // of the learner's key, in the form of `curl --pinnedpubkey`
   std::string authority;  // the run's certificate (DER) in base64
+  std::string name{};     // if `learner` is a relay: the name by which the relay knows the run
 };
 
 // The worker's port on hosts whose ports are mapped.

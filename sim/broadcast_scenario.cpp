@@ -117,7 +117,7 @@ void BroadcastSimulation::add_worker() {
     options.link = {.up = limits.up, .down = limits.down};
   options.region = region_of(fleet_.worker_count());
   options.is_node = is_node(fleet_.worker_count());
-  options.enrols = false;
+  options.enrols = options.is_node;  // only a join token makes a node
   options.store.memory_max = scenario_.worker_store;
   options.install_time = {};
   fleet_.start_worker(fleet_.add_worker(options));

@@ -42,7 +42,7 @@ Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const P
 
 std::vector<std::string> provider_secrets() {
   // `echoline worker` and `echoline evaluate` read these. The run gives each worker its own token.
-  std::vector<std::string> names{"ECHOLINE_TOKEN", "ECHOLINE_API_KEY"};
+  std::vector<std::string> names{"ECHOLINE_TOKEN", "ECHOLINE_API_KEY", "ECHOLINE_RELAY_KEY"};
   for (const ProviderKind* kind : kinds()) names.insert(names.end(), kind->secrets.begin(), kind->secrets.end());
   return names;
 }

@@ -1,5 +1,6 @@
 // One node of a broadcast between real processes. `overlay_bench learner` publishes random payloads; each
-// `overlay_bench worker` receives, forwards and acknowledges them. Both write their measurements as one JSON object.
+// `overlay_bench worker` receives, forwards and acknowledges them; with the name node:<i> it is a node of the trainer
+// (overlay/trainer_node.hpp). Both write their measurements as one JSON object.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +17,7 @@
 #include "base/log.hpp"
 #include "base/random.hpp"
 #include "chains/broadcast_model.hpp"
+#include "overlay/trainer_node.hpp"
 #include "overlay/trust/hash.hpp"
 #include "overlay/uv/node.hpp"
 
@@ -72,7 +74,7 @@ bool wait(std::condition_variable& wake, std::unique_lock<std::mutex>& lock, dou
 struct LearnerArgs {
   std::string listen = "127.0.0.1:0", json = "-", topology = "echo2", tokens, folder;
   std::uint64_t payload = 100'000'000, chunk = 64 * 1024;
-  std::size_t workers = 1, spares = 0, publications = 1;
+  std::size_t workers = 1, spares = 0, nodes = 0, publications = 1;
   double up_mbit = 0, chain_mbit = 8, seconds_max = 600, pause = 0;
 };
 
@@ -157,17 +159,20 @@ int learner(const LearnerArgs& args) {
   };
   auto node = overlay::LearnerNode::start(options, events);
   if (!node) return fail_with(node.error());
-  for (std::size_t i = 0; i < args.workers + args.spares; ++i) {
-    const auto token = (*node)->issue_token(fmt::format("worker-{}", i), std::chrono::hours(1));
+  std::vector<std::string> instances;
+  for (std::size_t i = 0; i < args.workers + args.spares; ++i) instances.push_back(fmt::format("worker-{}", i));
+  for (std::size_t i = 0; i < args.nodes; ++i) instances.push_back(fmt::format("{}{}", overlay::kTrainerNodePrefix, i));
+  for (const std::string& instance : instances) {
+    const auto token = (*node)->issue_token(instance, std::chrono::hours(1));
     if (!token) return fail_with(token.error());
-    const std::string path = fmt::format("{}/worker-{}.token", args.tokens, i);
+    const std::string path = fmt::format("{}/{}.token", args.tokens, instance);
     if (const Status written = write_file_atomic(path, token->reveal()); !written) return fail_with(written.error());
   }
   fmt::print(stderr, "ready {}\n", overlay::to_text((*node)->endpoint()));
 
   std::unique_lock lock(mutex);
-  if (!wait(wake, lock, 120, [&] { return members.size() >= args.workers; })) {
-    fmt::print(stderr, "overlay_bench: {} of {} workers joined\n", members.size(), args.workers);
+  if (!wait(wake, lock, 120, [&] { return members.size() >= args.workers + args.nodes; })) {
+    fmt::print(stderr, "overlay_bench: {} of {} workers and nodes joined\n", members.size(), args.workers + args.nodes);
     return 1;
   }
   lock.unlock();
@@ -344,12 +349,13 @@ int main(int argc, char** argv) {
   as_learner->add_option("--chunk", l.chunk, "bytes of a chunk");
   as_learner->add_option("--workers", l.workers, "waits for so many");
   as_learner->add_option("--spares", l.spares, "further tokens, for workers that come later");
+  as_learner->add_option("--nodes", l.nodes, "waits for so many of its trainer's nodes as well");
   as_learner->add_option("--publications", l.publications, "how many, one after the other");
   as_learner->add_option("--pause", l.pause, "seconds between two of them");
   as_learner->add_option("--topology", l.topology, "echo2, best_chains, stripes, trees or star");
   as_learner->add_option("--up-mbit", l.up_mbit, "own limit of the uplink; 0: none");
   as_learner->add_option("--chain-mbit", l.chain_mbit, "rate of one chain, for echo2");
-  as_learner->add_option("--tokens", l.tokens, "folder for worker-<i>.token")->required();
+  as_learner->add_option("--tokens", l.tokens, "folder for worker-<i>.token and node:<i>.token")->required();
   as_learner->add_option("--folder", l.folder, "where state is kept; none: in memory");
   as_learner->add_option("--seconds-max", l.seconds_max, "gives up after so long");
   as_learner->add_option("--json", l.json, "where to write what was measured; -: standard output");

@@ -1,5 +1,6 @@
 # A small network on one machine: the learner and its workers in namespaces of their own, joined by a switch, every link
-# capped both ways. Needs root, iproute2 and the kernel's veth, bridge and tbf.
+# capped both ways. The trainer's nodes have, besides such a link, one to the learner alone without a cap. Needs root,
+# iproute2 and the kernel's veth, bridge and tbf.
 #
 # The switch has a namespace too, so nothing of a lab shows in the machine's own network, two labs never meet although
 # they use the same addresses, and deleting the namespaces deletes everything. A lab belongs to the process that opened
@@ -34,7 +35,10 @@ class LabError(Exception):
 
 
 def parse_fleet(spec):
-    """{"learner": "UP/DOWN", "workers": ["UP/DOWN", "COUNTxUP/DOWN", ..]} in Mbit/s -> (Link, [Link])."""
+    """{"learner": "UP/DOWN", "workers": ["UP/DOWN", "COUNTxUP/DOWN", ..]} in Mbit/s -> (Link, [Link]).
+
+    "nodes": how many nodes of the trainer there are, each with a link as the learner's.
+    """
     workers = [link for text in spec["workers"] for link in parse_links(text)]
     if not 1 <= len(workers) <= 200:
         raise LabError(f"expected 1 to 200 workers, found {len(workers)}")
@@ -63,13 +67,16 @@ def _run(*argv, check=True):
 
 
 class Lab:
-    """with Lab(learner, workers) as lab: nodes 'learner', 'w1' .. 'wN', reachable under address(node)."""
+    """with Lab(learner, workers) as lab: nodes 'learner', 'w1' .. 'wN', and of the trainer 't1' .. 'tN', reachable
+    under address(node)."""
 
-    def __init__(self, learner, workers, congestion=None, real_packets=False):
+    def __init__(self, learner, workers, congestion=None, real_packets=False, trainer_nodes=0):
         self.links = {"learner": learner}
+        self.trainer_nodes = [f"t{index}" for index in range(1, trainer_nodes + 1)]
+        self.links.update(dict.fromkeys(self.trainer_nodes, learner))
         for index, link in enumerate(workers, start=1):
             self.links[f"w{index}"] = link
-        self.workers = [node for node in self.links if node != "learner"]
+        self.workers = [node for node in self.links if node.startswith("w")]
         self.congestion = congestion
         self.real_packets = real_packets
         self.prefix = f"netlab{os.getpid()}x{time.monotonic_ns() % 100000}"
@@ -115,6 +122,18 @@ class Lab:
                     _run("ip", "-n", own, f"-{version}", "route", "replace", net, "dev", "eth0", "proto", "kernel",
                          "src", address(node, version), "metric", metric, "congctl", self.congestion)
             self.set_rate(node, link.up, link.down)
+        for node in self.trainer_nodes:
+            self._join_directly("learner", node)
+
+    def _join_directly(self, one, other):
+        """A second link between two nodes, without a cap: what they send to each other's address goes over it."""
+        for node, device, peer, peer_device in ((one, other, other, one), (other, one, one, other)):
+            own = namespace(self.prefix, node)
+            if node == one:
+                _run("ip", "-n", own, "link", "add", device, "type", "veth", "peer", "name", peer_device, "netns",
+                     namespace(self.prefix, peer))
+            _run("ip", "-n", own, "link", "set", device, "up")
+            _run("ip", "-n", own, "route", "add", f"{address(peer)}/32", "dev", device, "src", address(node))
 
     def set_rate(self, node, up=None, down=None):
         """Changes a node's caps (Mbit/s) while traffic flows."""
@@ -164,8 +183,8 @@ def namespace(prefix, node):
 
 
 def address(node, version=4):
-    """The learner is .1, worker i is .(10 + i), the switch itself, whose link has no cap, .254."""
-    host = {"learner": 1, SWITCH: 254}.get(node) or 10 + int(node[1:])
+    """The learner: .1, node i of the trainer: .(1 + i), worker i: .(10 + i), the switch: .254. Its link has no cap."""
+    host = {"learner": 1, SWITCH: 254}.get(node) or {"w": 10, "t": 1}[node[0]] + int(node[1:])
     return f"10.77.0.{host}" if version == 4 else f"fd77::{host:x}"
 
 

@@ -32,7 +32,8 @@ def broadcast(net, program, folder, payload_bytes, topology, publications=1, lea
     try:
         nodes.start("learner", [
             program, "learner", "--listen", listen, "--payload", str(payload_bytes), "--workers", str(len(net.workers)),
-            "--topology", topology, "--publications", str(publications), "--tokens", tokens,
+            "--nodes", str(len(net.trainer_nodes)), "--topology", topology, "--publications", str(publications),
+            "--tokens", tokens,
             *_link_arguments(net.links["learner"], ["--up-mbit"], declare_links), *learner_arguments])
         nodes.wait_until_ready()
         before = {node: net.sent_bytes(node) for node in net.links}
@@ -41,13 +42,18 @@ def broadcast(net, program, folder, payload_bytes, topology, publications=1, lea
                 program, "worker", "--learner", listen, "--name", f"worker-{index}", "--bind", netlab.address(node),
                 "--token-file", os.path.join(tokens, f"worker-{index}.token"),
                 *_link_arguments(net.links[node], ["--up-mbit", "--down-mbit"], declare_links), *worker_arguments])
+        for index, node in enumerate(net.trainer_nodes):
+            nodes.start(node, [
+                program, "worker", "--learner", listen, "--name", f"node:{index}", "--bind", netlab.address(node),
+                "--token-file", os.path.join(tokens, f"node:{index}.token"),
+                *_link_arguments(net.links[node], ["--up-mbit"], declare_links)])
         nodes.wait_until_done(timeout_s, before["learner"] + FLOWING_BYTES, on_start)
         sent = {node: net.sent_bytes(node) - before[node] for node in net.links}
     finally:
         nodes.stop()
     reports = {node: nodes.report(node) for node in net.links}
     names = {f"worker-{index}": node for index, node in enumerate(net.workers)}
-    published = [{names[name]: seconds for name, seconds in one["workers"].items()}
+    published = [{names[name]: seconds for name, seconds in one["workers"].items() if name in names}
                  for one in reports["learner"]["publications"]]
     return {"publications": published, "sent_bytes": sent, "reports": reports}
 
@@ -97,6 +103,8 @@ class _Nodes:
         behind = dict.fromkeys(self.net.workers, 0)
         for chain in json.loads(lines[-1].split(" ", 1)[1]) if lines else []:
             for place, name in enumerate(chain):
+                if name.startswith("node:"):
+                    continue
                 behind[self.net.workers[int(name.removeprefix("worker-"))]] += len(chain) - 1 - place
         return sorted(behind, key=behind.get, reverse=True)
 

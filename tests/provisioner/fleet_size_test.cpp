@@ -296,7 +296,16 @@ TEST_F(Fleet, ALimitOfThePriceIsNamed) {
   wait_for_next_batch();
   pass(minutes(5), submit_every_second({"a", "b"}, 30));
   ASSERT_THAT(noted("short"), testing::SizeIs(1));
-  EXPECT_THAT(notes.back().why, HasSubstr("above $0.22 an hour, which is the plan's with its headroom"));
+  EXPECT_THAT(notes.back().why, HasSubstr("above $0.3 an hour, which is the plan's with its headroom or one more"));
+}
+
+// A fleet of two has room for a third machine, whatever its headroom, but not for a fourth.
+TEST_F(Fleet, ASmallFleetMayGrowByOneMachine) {
+  make({offer("a", 30, 0.1), offer("b", 30, 0.1), offer("c", 30, 0.1), offer("d", 30, 0.1)}, {"a", "b"});
+  wait_for_next_batch();
+  pass(minutes(10), submit_every_second({"a", "b", "c"}, 15));
+  EXPECT_THAT(noted("added"), ElementsAre("c"));
+  EXPECT_EQ(noted("short").size(), 1u);
 }
 
 // Near its end, a run rents nothing that could not work any more, unless it might not end otherwise.
