@@ -2,6 +2,7 @@
 #include "learner/desk_logic.hpp"
 
 #include "base/log.hpp"
+#include "learner/message_threads.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -101,6 +102,18 @@ void DeskLogic::run_due() {
   batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.check_completable(); });
 }
 
+// Parses messages, on several threads if they are long. Absent for workers whose messages are ignored.
+std::vector<std::optional<Result<schema::WorkerMessage>>> DeskLogic::parse(std::span<const Incoming> messages) const {
+  std::size_t bytes = 0;
+  for (const Incoming& message : messages) bytes += message.bytes.size();
+  std::vector<std::optional<Result<schema::WorkerMessage>>> parsed(messages.size());
+  for_each_parallel(messages.size(), message_threads(bytes), [&](unsigned, std::size_t i) {
+    if (!desk_.inbox.is_blocked(messages[i].worker))
+      parsed[i] = data_plane::parse_worker_message(messages[i].bytes, limits_);
+  });
+  return parsed;
+}
+
 // Stores the submissions in one transaction, then handles requests for leases and their renewals in another, and other
 // messages one by one. Messages that must wait for the database go back into its backlog.
 void DeskLogic::handle_messages(std::vector<Incoming> messages) {
@@ -108,10 +121,11 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   std::vector<std::size_t> submission_indices;                                // in `messages`
   std::vector<std::pair<std::size_t, schema::WorkerMessage>> other_messages;  // with their indices in `messages`
   std::vector<bool> must_wait(messages.size(), false);
+  std::vector<std::optional<Result<schema::WorkerMessage>>> parsed_messages = parse(messages);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
-    if (desk_.inbox.is_blocked(message.worker)) continue;
-    auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
+    if (!parsed_messages[i] || desk_.inbox.is_blocked(message.worker)) continue;
+    auto& parsed = *parsed_messages[i];
     if (!parsed) {
       submissions_.refuse_unreadable(message.worker, parsed.error().message());
     } else if (parsed->has_submission()) {

@@ -2,6 +2,8 @@
 // Private to learner/.
 #pragma once
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "learner/desk_leases.hpp"
@@ -47,6 +49,7 @@ class DeskLogic {
 
  private:
   DeskLogic(DeskContext desk, std::uint64_t resume_step);
+  std::vector<std::optional<Result<schema::WorkerMessage>>> parse(std::span<const Incoming> messages) const;
   void handle_messages(std::vector<Incoming> messages);
   bool handle(WorkerId worker, const schema::WorkerMessage& message);
   void on_worker_leaving(WorkerId worker);

@@ -52,11 +52,11 @@ bool DeskSubmissions::store(const Submissions& submissions) {
     return true;
   }
   std::vector<replay_buffer::Delivery> deliveries;
-  std::vector<std::optional<Refusal>> refusals;
-  for (const auto& [worker, submission] : submissions) {
-    refusals.push_back(desk_.checker.refusal(submission));
-    if (!refusals.back()) refusals.back() = refusal_if_unpublished(submission);
-    const std::optional<Refusal>& refusal = refusals.back();
+  std::vector<std::optional<Refusal>> refusals = desk_.checker.refusals(submissions);
+  for (std::size_t i = 0; i < submissions.size(); ++i) {
+    const auto& [worker, submission] = submissions[i];
+    std::optional<Refusal>& refusal = refusals[i];
+    if (!refusal) refusal = refusal_if_unpublished(submission);
     deliveries.push_back({.worker = worker,
                           .submission = &submission,
                           .refusal_reason = refusal ? refusal->reason : std::string_view(),

@@ -6,6 +6,7 @@
 #include "data_plane/policy_input.hpp"
 #include "data_plane/routed_experts.hpp"
 #include "data_plane/trajectory.hpp"
+#include "learner/message_threads.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -26,8 +27,14 @@ SubmissionChecker::SubmissionChecker(SubmissionCheckerOptions options, const dat
           std::make_shared<ScoreVerifier>(adapter, std::move(phrasing), options_.seed, options_.response_tokens_max)) {}
 
 Result<const Question*> SubmissionChecker::question(GroupId group) {
+  ECHO_ASSIGN(const auto question, shared_question(group));
+  return question.get();  // `questions_` keeps it
+}
+
+Result<std::shared_ptr<const Question>> SubmissionChecker::shared_question(GroupId group) {
   constexpr std::string_view kOperation = "problem";
-  if (const auto cached = questions_.find(group); cached != questions_.end()) return cached->second.get();
+  const std::lock_guard lock(*mutex_);
+  if (const auto cached = questions_.find(group); cached != questions_.end()) return cached->second;
   Question question;
   ECHO_ASSIGN(question.problem, problem(group));
   auto prompt = verifier_->phrasing().prompt(data_plane::prompt_of(question.problem));
@@ -43,7 +50,7 @@ Result<const Question*> SubmissionChecker::question(GroupId group) {
                 question.problem.id(), question.prompt.size(), prompt_tokens_max, options_.positions_max,
                 options_.response_tokens_max);
   if (questions_.size() >= kQuestionsMax) questions_.clear();  // dropped questions are made again on demand
-  return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
+  return questions_.emplace(group, std::make_shared<const Question>(std::move(question))).first->second;
 }
 
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
@@ -77,11 +84,21 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Submission& subm
   for (const schema::Trajectory& trajectory : submission.trajectories()) {
     if (const Status well_formed = data_plane::check(trajectory, limits); !well_formed)
       return make_refusal("malformed", kNotForged, "{}", well_formed.error().detail);
-    const auto group_question = question(GroupId{trajectory.group()});
+    const auto group_question = shared_question(GroupId{trajectory.group()});
     if (!group_question) return make_refusal("malformed", kNotForged, "{}", group_question.error().detail);
     if (auto refused = refusal(trajectory, **group_question)) return refused;
   }
   return std::nullopt;
+}
+
+std::vector<std::optional<Refusal>> SubmissionChecker::refusals(
+    std::span<const std::pair<WorkerId, schema::Submission>> submissions) {
+  std::size_t bytes = 0;
+  for (const auto& [worker, submission] : submissions) bytes += submission.ByteSizeLong();
+  std::vector<std::optional<Refusal>> refusals(submissions.size());
+  for_each_parallel(submissions.size(), message_threads(bytes),
+                    [&](unsigned, std::size_t i) { refusals[i] = refusal(submissions[i].second); });
+  return refusals;
 }
 
 // Requires that the trajectory has passed data_plane::check.

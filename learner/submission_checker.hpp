@@ -3,10 +3,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -27,7 +29,8 @@ struct SubmissionCheckerOptions {
   Bytes metadata_max = data_plane::kMetadataLimitDefault;  // of a trajectory
   std::int64_t expert_choices = 0;                         // of a token, at most; 0: workers send no experts
   std::function<bool(const schema::Problem&)> unscored;    // whether workers submit text without a score; empty: never
-  // Trajectories that training would refuse are refused here, so that they cannot end the run later.
+  // Trajectories that training would refuse are refused here, so that they cannot end the run later. Called on several
+  // threads at the same time, as `unscored` is.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
 
@@ -41,8 +44,8 @@ struct Question {
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
 };
 
-// One thread, the desk's. Checking a trajectory of three tokens takes 0.5 µs, one of 1000 tokens 15 µs. Decoding takes
-// most of the time, which is linear in the length.
+// One thread, the desk's; refusals() uses more threads itself. Checking a trajectory of three tokens takes 0.5 µs, one
+// of 1000 tokens 15 µs. Decoding takes most of the time, which is linear in the length.
 class SubmissionChecker {
  public:
   // The adapter must outlive the checker.
@@ -68,6 +71,8 @@ class SubmissionChecker {
 
   // Returns the reason to refuse the submission; absent if it is sound.
   std::optional<Refusal> refusal(const schema::Submission& submission);
+  // The same for each submission, on several threads if they are long.
+  std::vector<std::optional<Refusal>> refusals(std::span<const std::pair<WorkerId, schema::Submission>> submissions);
 
   // Shared with the scorers, which call it on their own threads.
   std::shared_ptr<const ScoreVerifier> score_verifier() const { return verifier_; }
@@ -80,9 +85,14 @@ class SubmissionChecker {
   std::optional<Refusal> refusal_of_turn_ends(const schema::Trajectory& trajectory,
                                               std::span<const std::span<const model::Token>> turns) const;
 
+  // The question of question(). Stays valid when another thread drops it from `questions_`.
+  Result<std::shared_ptr<const Question>> shared_question(GroupId group);
+
   SubmissionCheckerOptions options_;
   std::shared_ptr<const ScoreVerifier> verifier_;
-  std::map<GroupId, std::unique_ptr<Question>> questions_;  // of groups in generation; at most kQuestionsMax
+  // Guards `questions_` in refusals(). On the heap, so that a checker can be moved.
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
+  std::map<GroupId, std::shared_ptr<const Question>> questions_;  // of groups in generation; at most kQuestionsMax
 };
 
 }  // namespace echoline::learner

@@ -23,7 +23,7 @@ constexpr const char* kSchema[] = {
     "version INTEGER NOT NULL, policy_digest BLOB NOT NULL, rollouts INTEGER NOT NULL, granted_unix_s REAL NOT NULL, "
     "expires_unix_s REAL NOT NULL, lease_s REAL NOT NULL, due_unix_s REAL NOT NULL, progress INTEGER NOT NULL, "
     "settled_unix_s REAL, state INTEGER NOT NULL) STRICT",
-    "CREATE INDEX lease_live ON lease(expires_unix_s) WHERE state = 0",
+    "CREATE INDEX lease_live ON lease(worker) WHERE state = 0",
     "CREATE INDEX lease_group ON lease(group_id)",
     "CREATE TABLE pool(group_id INTEGER PRIMARY KEY) STRICT",
     "CREATE TABLE failure(group_id INTEGER NOT NULL, worker INTEGER NOT NULL, failures INTEGER NOT NULL, "

@@ -1,4 +1,6 @@
 // The job ledger: leases that survive restarts, expiry, refusals, and submissions that count once.
+#include <sqlite3.h>
+
 #include <set>
 
 #include "tests/replay_buffer/fixtures.hpp"
@@ -709,6 +711,25 @@ TEST_F(Ledger, WrongOptionsAreNamed) {
   EXPECT_NE(with([](auto& o) { o.pacing.trajectories_per_step = 5; }).find("multiple of the group size"),
             std::string::npos);
   EXPECT_NE(with([](auto& o) { o.lease.limits.min = {}; }).find("0 < min"), std::string::npos);
+}
+
+// The first result of a worker changes its live leases. Without an index by worker, 1,000 workers with 10 leases each
+// read 10 million rows, and the desk stood still for 0.6 s.
+TEST(LedgerFile, FindsLiveLeasesByWorker) {
+  const TemporaryFolder folder(TemporaryFolder::On::kMemory);
+  must(ReplayBuffer::open(folder.file(), options_for(2, 1)));
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(folder.file().c_str(), &db), SQLITE_OK);
+  std::string plan;
+  const auto append = [](void* to, int columns, char** values, char**) {
+    *static_cast<std::string*>(to) += values[columns - 1];  // the last column is the step of the plan
+    return 0;
+  };
+  EXPECT_EQ(sqlite3_exec(db, "EXPLAIN QUERY PLAN UPDATE lease SET due_unix_s = 0 WHERE state = 0 AND worker = 7",
+                         append, &plan, nullptr),
+            SQLITE_OK);
+  EXPECT_NE(plan.find("lease_live (worker=?)"), std::string::npos) << plan;
+  sqlite3_close(db);
 }
 
 }  // namespace

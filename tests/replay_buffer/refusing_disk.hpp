@@ -50,7 +50,15 @@ class RefusingDisk {
     write_code_ = SQLITE_OK;
     sync_code_ = SQLITE_OK;
     errno_ = 0;
+    until_failure_ = 0;
   }
+  // The n-th write or sync from now, counted from 1, fails once with an I/O error.
+  void fail_nth(int n) {
+    errno_ = EIO;
+    until_failure_ = n;
+  }
+  // Whether the call of fail_nth() was reached.
+  bool has_failed_nth() const { return until_failure_ <= 0; }
   // Writes and syncs that were refused.
   int refused() const { return refused_; }
 
@@ -61,15 +69,19 @@ class RefusingDisk {
   static sqlite3_file* real(sqlite3_file* file) {
     return reinterpret_cast<sqlite3_file*>(reinterpret_cast<File*>(file) + 1);
   }
+  // Counts a write or sync. True for the one that fail_nth() has chosen.
+  static bool is_nth() { return until_failure_ > 0 && --until_failure_ == 0; }
   static int answer(int code, int (*go_on)(sqlite3_file*, const void*, int, sqlite3_int64), sqlite3_file* file,
                     const void* bytes, int amount, sqlite3_int64 offset) {
+    if (code == SQLITE_OK && is_nth()) code = SQLITE_IOERR_WRITE;
     if (code == SQLITE_OK) return go_on(real(file), bytes, amount, offset);
     ++refused_;
     errno = errno_;
     return code;
   }
 
-  static inline std::atomic<int> write_code_ = SQLITE_OK, sync_code_ = SQLITE_OK, errno_ = 0, refused_ = 0;
+  static inline std::atomic<int> write_code_ = SQLITE_OK, sync_code_ = SQLITE_OK, errno_ = 0, refused_ = 0,
+                                 until_failure_ = 0;
   static inline sqlite3_vfs* real_ = nullptr;
   sqlite3_vfs vfs_{};
   static inline const sqlite3_io_methods kMethods = {
@@ -83,10 +95,12 @@ class RefusingDisk {
       },
       [](sqlite3_file* file, sqlite3_int64 size) { return real(file)->pMethods->xTruncate(real(file), size); },
       [](sqlite3_file* file, int flags) {
-        if (sync_code_ == SQLITE_OK) return real(file)->pMethods->xSync(real(file), flags);
+        int code = sync_code_;
+        if (code == SQLITE_OK && is_nth()) code = SQLITE_IOERR_FSYNC;
+        if (code == SQLITE_OK) return real(file)->pMethods->xSync(real(file), flags);
         ++refused_;
         errno = errno_;
-        return sync_code_.load();
+        return code;
       },
       [](sqlite3_file* file, sqlite3_int64* size) { return real(file)->pMethods->xFileSize(real(file), size); },
       [](sqlite3_file* file, int lock) { return real(file)->pMethods->xLock(real(file), lock); },
