@@ -349,7 +349,7 @@ Result<ModelConfig> read_computable(const json& root) {
   fields.read_integer("head_dim", config.head_dim, /*required=*/false);
   fields.read_integer("max_position_embeddings", config.positions_max, /*required=*/false);
   if (is_gemma) {
-    fields.read_number("query_pre_attn_scalar", config.query_scalar);
+    fields.read_integer("query_pre_attn_scalar", config.query_scalar, /*required=*/false);
     fields.read_number("rope_local_base_freq", config.local_rope_theta);
   }
   fields.read_number("rms_norm_eps", config.rms_norm_eps);
@@ -587,8 +587,7 @@ Status ModelConfig::validate() const {
   }
   if (family == Family::kGemma3) {
     if (!sliding_window) return config_error("a model of the family {} has no sliding window", family_name(family));
-    if (!is_positive(query_scalar))
-      return config_error("'query_pre_attn_scalar' is {}, expected a positive number", query_scalar);
+    if (query_scalar < 1) return config_error("'query_pre_attn_scalar' is {}, expected at least 1", query_scalar);
     if (!is_positive(local_rope_theta))
       return config_error("'rope_local_base_freq' is {}, expected a positive number", local_rope_theta);
   }
@@ -630,9 +629,7 @@ std::int64_t ModelConfig::window_of(std::int64_t layer) const {
   return std::binary_search(full.begin(), full.end(), layer) ? 0 : sliding_window->tokens;
 }
 
-double ModelConfig::score_scale() const {
-  return 1 / std::sqrt(family == Family::kGemma3 ? query_scalar : static_cast<double>(head_dim));
-}
+double ModelConfig::score_scale() const { return 1 / std::sqrt(family == Family::kGemma3 ? query_scalar : head_dim); }
 
 // In bf16, because transformers rounds the factor to the type of the weights, and policies are in bf16.
 double ModelConfig::embedding_scale() const {

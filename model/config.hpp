@@ -77,7 +77,7 @@ struct ModelConfig {
   std::optional<SlidingWindow> sliding_window;  // always set for Family::kGemma3
   double local_rope_theta = 10000.0;  // rope_local_base_freq, Gemma 3: rope_theta of layers with a window, which have
                                       // no rope_scaling
-  double query_scalar = 256;          // query_pre_attn_scalar, Gemma 3: scores have the factor 1 / sqrt(query_scalar)
+  std::int64_t query_scalar = 256;    // query_pre_attn_scalar, Gemma 3: scores have the factor 1 / sqrt(query_scalar)
   double initializer_range = 0.02;    // standard deviation of initial weights
   bool tie_embeddings = false;        // tie_word_embeddings: lm_head is embed_tokens
   std::vector<Token> eos;             // eos_token_id, one or several: tokens that end a text

@@ -195,16 +195,17 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
   return check_state(checkpoint.view(), layout, config, folder.string());
 }
 
-Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config) {
+Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config,
+                                    const delta::OwnedState::Allocate& allocate, std::shared_ptr<const void> owner) {
   if (config.family == Family::kCarried) {
     if (state.empty()) return fail(Code::kInvalid, "read policy", "expected tensors, found none");
     ECHO_TRY(check_finite(state));
-    return delta::copy_of(state);
+    return owner ? delta::OwnedState::sharing(state, std::move(owner)) : delta::copy_of(state, allocate);
   }
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_TRY(check_state(state, layout, config, "read policy"));
   ECHO_TRY(check_finite(state));
-  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
+  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout, allocate));
   const TensorsByName tensors = by_name(state);
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const delta::TensorView& source = *find_tensor(tensors, layout[i].name);

@@ -2,6 +2,7 @@
 // Without libtorch.
 #pragma once
 #include <filesystem>
+#include <memory>
 
 #include "base/units.hpp"
 #include "delta/tensor.hpp"
@@ -28,9 +29,12 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
 // Converts a state of this shape, bf16 or fp32, to a policy in bf16 (rounded to nearest, ties to even). Leaves out a
-// lm_head.weight that repeats a tied embedding. Copies a carried state as it is. kInvalid as check_weights(), or if a
-// value is not finite; kExhausted if memory does not suffice.
-Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
+// lm_head.weight that repeats a tied embedding. Copies a carried state as it is, or shares its memory if `owner` keeps
+// that alive and unchanged. `allocate`: makes the memory of a copy. kInvalid as check_weights(), or if a value is not
+// finite; kExhausted if memory does not suffice.
+Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config,
+                                    const delta::OwnedState::Allocate& allocate = nullptr,
+                                    std::shared_ptr<const void> owner = nullptr);
 
 inline constexpr Bytes kShardBytesMax{5'000'000'000};
 

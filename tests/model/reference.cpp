@@ -168,8 +168,9 @@ Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& to
           const Vector key = head(k[s], kv_head, dim, norm("self_attn.k_norm"), c, n, s);
           double dot = 0;
           for (std::size_t i = 0; i < dim; ++i) dot += query[i] * key[i];
-          scores.push_back(is_before_window(c, n, t, s) ? -INFINITY
-                                                        : dot / std::sqrt(is_gemma ? c.query_scalar : double(dim)));
+          scores.push_back(is_before_window(c, n, t, s)
+                               ? -INFINITY
+                               : dot / std::sqrt(double(is_gemma ? c.query_scalar : std::int64_t(dim))));
         }
         const Vector log_p = log_softmax(scores, 1);
         for (std::size_t s = 0; s <= t; ++s) {

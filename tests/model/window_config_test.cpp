@@ -35,6 +35,8 @@ TEST(WindowConfig, Gemma3AsPublished) {
   EXPECT_EQ(parsed->embedding_scale(), 34.0) << "the root of 1152, 33.94, in bf16";
   EXPECT_EQ(parsed->score_scale(), 1.0 / 16);
   EXPECT_EQ(ModelConfig::from_json(parsed->to_json()).value(), *parsed);
+  EXPECT_TRUE(json::parse(parsed->to_json())["query_pre_attn_scalar"].is_number_integer())
+      << "transformers accepts no 256.0";
 }
 
 // transformers 5 writes the types of layers, and rotations by type.
