@@ -7,23 +7,12 @@
 
 #include "base/files.hpp"
 #include "learner/launch.hpp"
+#include "overlay/uv/hosts.hpp"
 
 namespace echoline::cli {
 
 Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
-  constexpr unsigned kPortMax = 65535, kInvalidPort = kPortMax + 1;
-  const std::size_t colon = text.rfind(':');
-  unsigned port = 0;  // kInvalidPort after a wrong character or a number above kPortMax
-  if (colon != std::string::npos && colon > 0)
-    for (const char c : text.substr(colon + 1)) {
-      const bool is_digit = c >= '0' && c <= '9';
-      port = is_digit && port <= kPortMax ? port * 10 + unsigned(c - '0') : kInvalidPort;
-    }
-  if (port == 0 || port > kPortMax)
-    return fail(Code::kInvalid, option, "expected HOST:PORT such as 127.0.0.1:7070 or [::1]:7070, found '{}'", text);
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return overlay::Endpoint{std::move(host), static_cast<std::uint16_t>(port)};
+  return overlay::parse_endpoint(option, text);
 }
 
 Result<overlay::trust::Secret> find_token(const std::string& token, const std::string& token_file) {

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   add_learner(program, exit_code);
   add_worker(program, exit_code);
   add_node(program, exit_code);
+  add_relay(program, exit_code);
   add_token(program, exit_code);
   add_publish(program, exit_code);
   add_model(program, exit_code);
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
   add_bundle(program, exit_code);
   add_doctor(program, exit_code);
   add_delta(program, exit_code);
+  add_store(program, exit_code);
   add_adapter(program, exit_code);
   add_completion(program, exit_code);
   add_man(program, exit_code);

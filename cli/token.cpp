@@ -6,6 +6,7 @@
 #include "base/clock.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
+#include "overlay/trainer_node.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -29,9 +30,11 @@ int run_token_verb(const TokenArguments& args) {
   const auto token = issue_worker_token(args);
   if (!token) return report_error("token", token.error());
   fmt::print("{}\n", token->reveal());
-  print_stderr(
-      "valid once for '{}', for {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
-      args.instance, args.lifetime, args.instance);
+  const std::string command = overlay::is_trainer_node(args.instance)
+                                  ? "node HOST:PORT --folder FOLDER --name " + args.instance
+                                  : "worker --join HOST:PORT --name " + args.instance;
+  print_stderr("valid once for '{}', for {}: echoline {} with the token in ECHOLINE_TOKEN\n", args.instance,
+               args.lifetime, command);
   return 0;
 }
 

@@ -16,6 +16,7 @@ void add_up(Verb& program, int& exit_code);
 void add_learner(Verb& program, int& exit_code);
 void add_worker(Verb& program, int& exit_code);
 void add_node(Verb& program, int& exit_code);
+void add_relay(Verb& program, int& exit_code);
 void add_token(Verb& program, int& exit_code);
 void add_publish(Verb& program, int& exit_code);
 void add_plan(Verb& program, int& exit_code);
@@ -37,6 +38,7 @@ void add_adapter(Verb& program, int& exit_code);
 void add_ledger(Verb& program, int& exit_code);
 void add_down(Verb& program, int& exit_code);
 void add_bundle(Verb& program, int& exit_code);
+void add_store(Verb& program, int& exit_code);
 
 // The program's file, to start it again; in a bundle, the script that starts it.
 std::filesystem::path own_program();

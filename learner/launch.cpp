@@ -59,12 +59,12 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
     spec.argv = local_worker_arguments(offer, config, node, local);
     spec.argv.insert(spec.argv.end(), engine_arguments.begin(), engine_arguments.end());
   } else {
-    const auto remote_endpoints = overlay::remote_endpoints_of(node.endpoint());
+    const auto remote_endpoints = node.remote_endpoints();
     const std::string& bind = config.network.bind;
-    if (remote_endpoints.empty() || overlay::is_loopback(bind))
+    if (remote_endpoints.empty() || (config.network.relay.empty() && overlay::is_loopback(bind)))
       return fail(Code::kInvalid, "network.bind",
                   "a host rented from '{}' cannot reach a learner that listens on {}: bind to an address that others "
-                  "reach, or to '::'",
+                  "reach, or to '::', or set network.relay",
                   offer.provider, bind);
     // The host fetches the program in a bundle, or gets this program by ssh, or has it in its image.
     const std::string learner_endpoint = overlay::to_text(remote_endpoints.front());
@@ -80,7 +80,8 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
       script = provisioner::HostScript{.learner = learner_endpoint,
                                        .sha256 = bundle->sha256,
                                        .key_pin = bundle->key_pin,
-                                       .authority = bundle->authority};
+                                       .authority = bundle->authority,
+                                       .name = config.network.relay.empty() ? "" : node.relay_name()};
     provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
   // The token is valid for as long as the run waits for the machine, because loading images and bundles takes time.

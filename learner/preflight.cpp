@@ -11,6 +11,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/file_memory.hpp"
 #include "base/files.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/policy_input.hpp"
@@ -28,6 +29,9 @@
 
 namespace echoline::learner {
 namespace {
+
+// Memory of a learner whose policies are in files: its threads' buffers, and what is below kFileMemoryMin.
+constexpr Bytes kCarryingMemory{512u << 20};
 
 constexpr std::uint64_t kProblemsChecked = 512;  // checked training problems; held-out ones are all checked
 constexpr std::size_t kTextBytesPerToken = 8;    // estimate, on the safe side: common text has four
@@ -409,6 +413,8 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate estimate = model::memory_estimate(model);
+  const bool is_in_files = !training && model.family == model::Family::kCarried &&
+                           estimate.policy_bf16.count >= kFileMemoryMin;  // see base/file_memory.hpp
   // `stored`: the deltas and snapshots in the store, estimated as at most two snapshots. `published`: the newest
   // published policy, the next, which is compared with it, and deltas that are folded for a late worker.
   const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(estimate.policy_bf16)),
@@ -426,6 +432,11 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
     training_bytes = memory.total();
     if (training->on_device) training_bytes = training->optimizer_on_host ? memory.optimizer : Bytes{0};
   }
+  if (is_in_files)
+    return {"memory", kCarryingMemory > available ? Verdict::kFailed : Verdict::kOk,
+            fmt::format("carrying the policies of an external trainer takes {}, this machine has {}; the policies, up "
+                        "to {}, are in files on the disk of the run's folder",
+                        to_text(kCarryingMemory), to_text(available), to_text(training_bytes + published + stored))};
   const Bytes learner = training_bytes + published + stored;
   const std::string parts = fmt::format(
       "{} of it for the newest policy and the next while that is published, {} for publications that are "

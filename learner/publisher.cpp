@@ -68,6 +68,9 @@ void Publisher::publish_until_stopped() {
       else if (!stopping_)
         failure_ = published.error();
       publication_ended_.notify_all();
+      lock.unlock();
+      if (published) store_anchor();
+      lock.lock();
       continue;
     }
     const std::optional<Version> from = catch_up_requests_.extract(catch_up_requests_.begin()).value();
@@ -107,14 +110,29 @@ Result<PublishReport> Publisher::encode_and_send(Policy& next) {
   if (events_.note) note = std::async(std::launch::async, [this, &next] { return events_.note(next.state->view()); });
   // The writer sends chunks while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  const delta::PatchSink sink = sink_of(*writer);
+  const auto outgoing = outbox_ ? outbox_->begin(next.version, head.base) : nullptr;
+  const delta::PatchSink sink = sink_of(*writer, outgoing.get());
   ECHO_ASSIGN(report.stats, newest_ ? delta::write_delta(newest_->state->view(), next.state->view(), sink, options)
                                     : delta::write_snapshot(next.state->view(), sink, options));
   report.digest = report.stats.result.bytes;
   if (note.valid()) next.note = note.get();
   report.encode_seconds = seconds(clock.now() - began_at);
   ECHO_TRY(writer->finish(report.digest, next.note));
+  if (outgoing) outgoing->finish();
   return report;
+}
+
+// The trainer goes on meanwhile, because the overlay has the policy.
+void Publisher::store_anchor() {
+  if (!outbox_ || !outbox_->wants_anchor(newest_->version)) return;
+  const auto outgoing = outbox_->begin(newest_->version, std::nullopt);
+  if (!outgoing) return;
+  const auto write = [&](std::span<const std::byte> bytes) -> Status {
+    if (stopping_) return fail(Code::kCancelled, "publish", "the run ends");
+    outgoing->write(bytes);
+    return ok();
+  };
+  if (delta::write_snapshot(newest_->state->view(), write, options_)) outgoing->finish();
 }
 
 Status Publisher::publish_catch_up(std::optional<Version> from) {
@@ -155,8 +173,9 @@ Status Publisher::publish_snapshot() {
   return writer->finish(newest_->digest.bytes, newest_->note);
 }
 
-delta::PatchSink Publisher::sink_of(overlay::PublicationWriter& writer) const {
-  return [this, &writer](std::span<const std::byte> bytes) {
+delta::PatchSink Publisher::sink_of(overlay::PublicationWriter& writer, store::OutgoingPatch* outgoing) const {
+  return [this, &writer, outgoing](std::span<const std::byte> bytes) {
+    if (outgoing) outgoing->write(bytes);
     return stopping_ ? Status(fail(Code::kCancelled, "publish", "the run ends")) : writer.write(bytes);
   };
 }

@@ -16,6 +16,7 @@
 #include "delta/patch.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/uv/node.hpp"
+#include "store/outbox.hpp"
 
 namespace echoline::learner {
 
@@ -54,6 +55,8 @@ class Publisher {
 
   // Sets the overlay node; call it before the first publish().
   void attach(overlay::LearnerNode* node) { node_ = node; }
+  // Sets where each policy is stored as well; call it before the first publish(), or not at all.
+  void attach(store::Outbox* outbox) { outbox_ = outbox; }
   // Passes the policy to the thread and returns. Versions must grow, and the previous policy must be published (both
   // checked).
   void publish(Version version, delta::SharedState policy);
@@ -80,13 +83,17 @@ class Publisher {
   Status publish_catch_up(std::optional<Version> from);  // see request_catch_up()
   Status fold_deltas(Version from);
   Status publish_snapshot();
-  delta::PatchSink sink_of(overlay::PublicationWriter& writer) const;
+  // Stores a snapshot of the newest policy if the store wants one.
+  void store_anchor();
+  // `outgoing`, which may be null, gets the same bytes.
+  delta::PatchSink sink_of(overlay::PublicationWriter& writer, store::OutgoingPatch* outgoing = nullptr) const;
 
   const delta::EncodeOptions options_;
   const PublisherEvents events_;
   overlay::LearnerNode* node_ = nullptr;
-  std::optional<Policy> newest_;  // the newest published policy; used only by the thread, like the next member
-  delta::LeafDigests leaves_;     // of the tensors of `newest_`, so that the next delta need not compute them again
+  store::Outbox* outbox_ = nullptr;  // null: the run has no store
+  std::optional<Policy> newest_;     // the newest published policy; used only by the thread, like the next member
+  delta::LeafDigests leaves_;        // of the tensors of `newest_`, so that the next delta need not compute them again
   std::mutex mutex_;
   std::condition_variable wake_, publication_ended_;
   std::optional<Policy> next_;    // the policy that waits for publication or is being published; guarded by mutex_

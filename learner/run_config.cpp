@@ -325,6 +325,7 @@ void read_all(ConfigSection root, RunConfig& config) {
   config.learner.loss.fixed_length = config.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), config);
   provisioner::read(root.section("fleet", "The rented fleet: offers, provider, limits."), config.fleet);
+  store::read(root.section("store", "Where every published version is kept as well; see store.md."), config.store);
   ConfigSection worker = root.section("worker", "The engine of rented workers; see engines.md.");
   read_worker(worker, config.rollout, config.worker);
   if (config.learner.trainer == TrainerKind::kTinker && config.worker.engine != "builtin")
@@ -346,6 +347,7 @@ void read_simulated_run(ConfigSection root, RunConfig& config) {
   read_network(root.section("network"), config);
   provisioner::read(root.section("fleet"), config.fleet, /*simulated=*/true);
   if (root.has("worker")) read_worker(root.section("worker"), config.rollout, config.worker);
+  if (root.has("store")) store::read(root.section("store"), config.store);
 }
 
 replay_buffer::Pacing RunConfig::pacing() const {

@@ -16,6 +16,7 @@
 #include "provisioner/settings.hpp"
 #include "provisioner/worker_engines.hpp"
 #include "replay_buffer/rules.hpp"
+#include "store/settings.hpp"
 
 namespace echoline {
 struct ConfigKey;
@@ -98,6 +99,7 @@ struct RunConfig {
   overlay::NetworkSettings network;
   provisioner::PathSettings paths;  // from the section `network` too
   provisioner::FleetSettings fleet;
+  store::StoreSettings store;
   WorkerSection worker;
   std::string resolved_yaml;  // all settings, defaults included
   replay_buffer::Pacing pacing() const;

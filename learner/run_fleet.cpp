@@ -18,7 +18,7 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
   RunRecord& record = journal_.record();
   if (config.fleet.joined_by_hand()) {
     std::string join;
-    for (const overlay::Endpoint& endpoint : overlay::remote_endpoints_of(node.endpoint()))
+    for (const overlay::Endpoint& endpoint : node.remote_endpoints())
       join += (join.empty() ? "" : " or ") + overlay::to_text(endpoint);
     log::info(
         "no provider: start workers with `echoline worker --join {} --name NAME`, each with a token from "
@@ -26,7 +26,7 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
         join, record.folder().string());
     return ok();
   }
-  const auto remote_endpoints = overlay::remote_endpoints_of(node.endpoint());
+  const auto remote_endpoints = node.remote_endpoints();
   learner_address_ = overlay::to_text(config.fleet.is_local() || remote_endpoints.empty() ? node.endpoint()
                                                                                           : remote_endpoints.front());
   provisioner::FleetOptions fleet;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/secret.hpp"
 #include "learner/external/node_calls.hpp"
 #include "learner/planning.hpp"
 #include "learner/submission_checker.hpp"
@@ -39,6 +40,10 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
   options.folder = run_folder / "overlay";
   options.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
   options.resumed_at = resumed_at;
+  if (!config.network.relay.empty()) {
+    ECHO_ASSIGN(std::string key, read_secret("ECHOLINE_RELAY_KEY", config.network.relay_key_file));
+    options.relay_key = overlay::trust::Secret(std::move(key));
+  }
   options.message_max =
       std::max(Bytes{kNodeMessageBytesMax},
                worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,

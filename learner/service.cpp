@@ -23,7 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPoll = std::chrono::milliseconds(50);  // how often the wait for the last acknowledgements checks
+constexpr Duration kPoll = std::chrono::milliseconds(50);  // how often the waits at the end of a run check
+constexpr Duration kStoreWait = std::chrono::minutes(30);  // for the last versions of a completed run to be stored
 
 // Assembles the parts of a run and connects their events. The order of the members is the order of construction; they
 // end in reverse.
@@ -80,6 +81,7 @@ class Service {
     if (run_.stop) return finish("interrupted");
     ECHO_TRY(start_desk());
     if (resume) ECHO_TRY(store_settings());  // only now, because a refused resume must leave the earlier settings
+    ECHO_TRY(open_outbox());
     ECHO_TRY(workers_->describe_run(*task_, *node_));
     if (!run_.config.fleet.joined_by_hand()) write_status("renting the fleet");
     ECHO_TRY(fleet_->start(workers_->roster(), workers_->attendance(), *node_));
@@ -213,7 +215,33 @@ class Service {
     if (run_.config.learner.trainer != TrainerKind::kExternal)
       node_calls_.refuse("the run's `learner.trainer` is not `external`, so it has no ranks and no nodes");
     workers_->greet_workers(*node_);
-    record.append_event("listening", {{"at", overlay::to_text(node_->endpoint())}});
+    nlohmann::json listening{{"at", overlay::to_text(node_->endpoint())}};
+    if (!run_.config.network.relay.empty()) listening["relay"] = run_.config.network.relay;
+    record.append_event("listening", std::move(listening));
+    return ok();
+  }
+
+  // Where every version is stored besides, if the run has a store.
+  Status open_outbox() {
+    const store::StoreSettings& settings = run_.config.store;
+    if (!settings.is_used()) return ok();
+    RunRecord& record = journal_->record();
+    const std::string& run = run_.config.run.name;
+    ECHO_ASSIGN(const auto authority, overlay::trust::Authority::open(record.folder() / "overlay", run));
+    ECHO_ASSIGN(outbox_, store::Outbox::open(authority.key(), {.settings = settings,
+                                                               .folder = record.folder() / "outbox",
+                                                               .run_id = run,
+                                                               .resumed_at = Version{journal_->step()},
+                                                               .model_files = task_->files.content,
+                                                               .stored = [&record](const store::StoredVersion& stored) {
+                                                                 record.append_metric(
+                                                                     "stored", {{"version", stored.version.value},
+                                                                                {"snapshot", stored.snapshot},
+                                                                                {"patch_bytes", stored.patch_bytes},
+                                                                                {"requests", stored.requests},
+                                                                                {"seconds", stored.seconds}});
+                                                               }}));
+    publisher_.attach(outbox_.get());
     return ok();
   }
 
@@ -284,6 +312,13 @@ class Service {
     }
   }
 
+  void wait_for_store() {
+    if (!outbox_) return;
+    const TimePoint deadline = run_.clock.now() + kStoreWait;
+    while (!run_.stop && run_.clock.now() < deadline && !outbox_->wait_until_stored(kPoll))
+      write_status(fmt::format("storing the last {} versions", outbox_->waiting()));
+  }
+
   // Returns the fleet, evaluates the policy of a completed run, writes the report and ends all parts. `how`: the reason
   // for the end, as in the report.
   Result<ServiceOutcome> finish(const std::string& how) {
@@ -315,6 +350,7 @@ class Service {
     fleet_->stop();  // before the last evaluation, which needs no machine
     const bool completed = how == "completed";
     if (completed) ECHO_TRY(policy_->evaluate("after"));
+    if (completed) wait_for_store();
     std::error_code ignored;
     std::filesystem::remove_all(fleet_->worker_folders(), ignored);  // their workers have ended
     ECHO_TRY(journal.persist("usage", [&] { return journal.run_clock().save(); }));
@@ -347,6 +383,7 @@ class Service {
     if (fleet_) fleet_->stop();
     node_calls_.close();
     publisher_.stop();
+    if (outbox_) outbox_->stop();
     if (node_) node_->stop();
     if (desk_) desk_->stop();
   }
@@ -435,6 +472,7 @@ class Service {
   std::optional<TinkerRun> tinker_;  // a run that a Tinker client trains
   std::unique_ptr<RolloutDesk> desk_;
   std::atomic<RolloutDesk*> open_desk_ = nullptr;  // desk_ once it is open, for other threads than the main one
+  std::unique_ptr<store::Outbox> outbox_;          // of a run with a store
   Publisher publisher_;
   std::unique_ptr<overlay::LearnerNode> node_;
   std::atomic<overlay::LearnerNode*> open_node_ = nullptr;  // node_ for other threads than the main one

@@ -137,9 +137,10 @@ Sequence Groups::next_turn(std::uint64_t lease_id, std::size_t member_number) {
                     .seed = mix64(task_.spec.seed() ^ (mix64(lease_id) + member_number))};
   // Later turns have other seeds, so that they draw other random numbers. A seed depends only on run, lease, member and
   // the number of turns and side prompts before.
-  const std::size_t turns_before = member.turns + member.side_prompts;
+  const bool is_side_prompt = !member.side_prompt.empty();  // it is counted already
+  const std::size_t turns_before = member.turns + member.side_prompts - (is_side_prompt ? 1 : 0);
   if (turns_before > 0) sequence.seed = mix64(sequence.seed + turns_before);
-  if (member.side_prompt.empty()) {  // the conversation goes on
+  if (!is_side_prompt) {  // the conversation goes on
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   } else {  // the answer is not a part of the response, so the limit is not tokens_left()
     sequence.prompt = member.side_prompt;

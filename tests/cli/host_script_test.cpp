@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "overlay/relay/relay.hpp"
 #include "overlay/uv/node.hpp"
 #include "tests/cli/program.hpp"
 
@@ -50,6 +51,15 @@ class HostScriptTest : public ::testing::Test {
     auto started = overlay::LearnerNode::start(std::move(options), {});
     EXPECT_TRUE(started) << started.error().message();
     return std::move(*started);
+  }
+  std::unique_ptr<overlay::LearnerNode> start_learner(const overlay::relay::Relay& relay,
+                                                      const overlay::trust::Secret& key) {
+    overlay::LearnerOptions options;
+    options.run_id = "run";
+    options.bundle = bundle;
+    options.network.relay = overlay::to_text(relay.endpoint());
+    options.relay_key = key;
+    return *overlay::LearnerNode::start(std::move(options), {});
   }
 
   static std::optional<fs::path> path_of_tool(const std::string& tool) {
@@ -120,6 +130,34 @@ TEST_F(HostScriptTest, TheBundleIsFetchedOnceWithEachToolAndRun) {
     EXPECT_EQ(again.out, first.out) << tool << again.err;
   }
   EXPECT_GE(tried, 1u);
+}
+
+TEST_F(HostScriptTest, TheBundleOfALearnerBehindARelayIsFetchedThere) {
+  overlay::relay::RelayOptions options;
+  options.bind = {"127.0.0.1", 0};
+  options.key = overlay::trust::Secret(std::string(40, 'k'));
+  const auto relay = *overlay::relay::Relay::start(options);
+  // A second run, so that the relay needs the name of the first.
+  const std::unique_ptr<overlay::LearnerNode> other = start_learner(*relay, options.key);
+  node = start_learner(*relay, options.key);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (relay->stats().runs < 2 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  provisioner::HostScript through_relay = script();
+  through_relay.learner = overlay::to_text(relay->endpoint());
+  through_relay.name = node->relay_name();
+  for (const char* tool : {"wget", "python3"})  // cannot say the name
+    if (install(tool)) {
+      EXPECT_THAT(run(through_relay, token()).err, HasSubstr("curl cannot be installed")) << tool;
+    }
+  if (!install("curl")) GTEST_SKIP() << "curl is not installed";
+  const Outcome fetched = run(through_relay, token());
+  EXPECT_EQ(fetched.status, 0) << fetched.err;
+  EXPECT_THAT(fetched.out, HasSubstr("with worker --name it's"));
+  provisioner::HostScript unknown = through_relay;
+  unknown.name.replace(0, 4, "0000");
+  remove_home();
+  EXPECT_EQ(run(unknown, token()).status, 1);
 }
 
 TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {

@@ -187,8 +187,8 @@ class ApiTest : public testing::Test {
     options.run_facts = {{"run", "x"}};
     options.idle_max = idle_max_;
     options.transfer_time_base = transfer_time_base_;
-    options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
-      ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
+    options.parse_policy = [](Version, const overlay::Slice& body) -> Result<delta::OwnedState> {
+      ECHO_ASSIGN(const auto content, delta::parse_safetensors(body.bytes(), "policy"));
       return delta::copy_of(content.tensors);
     };
     options.read_policy = [](Version, const std::filesystem::path& path,

@@ -3,8 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 #include "base/random.hpp"
@@ -32,7 +35,8 @@ class Connection {
     learner_.open(
         [this](TrainerCall call) {
           ++executed_;
-          return TrainerAnswer{200, call.path + ":" + std::to_string(std::hash<std::string>()(call.body))};
+          return TrainerAnswer{200,
+                               call.path + ":" + std::to_string(std::hash<std::string_view>()(text_of(call.body)))};
         },
         kBodyMax);
     join();
@@ -70,7 +74,7 @@ class Connection {
   }
   std::future<TrainerAnswer> call(std::string path, std::string body) {
     return std::async(std::launch::async, [this, path = std::move(path), body = std::move(body)]() mutable {
-      return node_.execute({.method = "POST", .path = path, .request_id = "id", .body = std::move(body)});
+      return node_.execute({.method = "POST", .path = path, .request_id = "id", .body = slice_of(std::move(body))});
     });
   }
 
@@ -97,6 +101,34 @@ class Connection {
 
 bool is_ready(const std::future<TrainerAnswer>& future) {
   return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+TEST(ArrivingBody, ALargeOneIsInAFile) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("arriving_body_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  const std::string piece = body_of(1'000'000);
+  for (const std::size_t pieces : {0, 1, 66, 80}) {
+    ArrivingBody body(80'000'000, folder);
+    for (std::size_t i = 0; i < pieces; ++i) ASSERT_TRUE(body.append(piece));
+    EXPECT_EQ(body.size(), pieces * piece.size());
+    if (pieces == 80) {
+      const Status beyond = body.append("x");
+      ASSERT_FALSE(beyond);
+      EXPECT_THAT(beyond.error().message(), HasSubstr("the limit is 80000000"));
+    }
+    const overlay::Slice bytes = body.finish();
+    ASSERT_EQ(bytes.size(), pieces * piece.size());
+    for (std::size_t i = 0; i < pieces; ++i) ASSERT_EQ(text_of(bytes.part(i * piece.size(), piece.size())), piece) << i;
+    const bool is_large = bytes.size() >= kFileMemoryMin;
+    std::ifstream maps("/proc/self/maps");
+    const std::string text{std::istreambuf_iterator<char>(maps), {}};
+    EXPECT_EQ(text.find(folder.string()) != std::string::npos, is_large) << pieces;
+  }
+  ArrivingBody without_disk(80'000'000, folder / "missing");
+  for (int i = 0; i < 67; ++i) ASSERT_TRUE(without_disk.append(piece));
+  EXPECT_FALSE(without_disk.append(piece));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(NodeCalls, ABodyArrivesWholeInParts) {
@@ -177,7 +209,8 @@ TEST(NodeCalls, SpoiledMessagesAreSurvived) {
   terms.open([](const TrainerCall&) { return TrainerAnswer{}; }, kBodyMax);
   terms.on_message(kNode, std::string_view(valid).substr(2));
   auto answer = std::async(std::launch::async, [&] {
-    return node.execute({.method = "POST", .path = "/v1/policy/1/shards", .request_id = "id", .body = body_of(300)});
+    return node.execute(
+        {.method = "POST", .path = "/v1/policy/1/shards", .request_id = "id", .body = slice_of(body_of(300))});
   });
   while (terms.bytes_held() > 0 || valid.size() < 40) {
     std::this_thread::yield();

@@ -312,6 +312,16 @@ TEST(Preflight, AnExternalTrainersMemoryIsNotTheLearners) {
     return check(preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.trainer", trainer}})), "memory")
         .detail;
   };
+  // The policies of a model that is only carried are in files.
+  model::ModelConfig carried = *large;
+  carried.family = model::Family::kCarried;
+  carried.carried_bytes = {1'000'000'000'000};
+  const Check of_carried = memory_check(carried, {}, 3, Bytes{16'000'000'000}, std::nullopt);
+  EXPECT_EQ(of_carried.verdict, Verdict::kOk);
+  EXPECT_THAT(of_carried.detail, HasSubstr("the policies, up to 5.19 TB, are in files on the disk"));
+  carried.carried_bytes = {1'000'000};
+  EXPECT_THAT(memory_check(carried, {}, 3, Bytes{16'000'000'000}, std::nullopt).detail,
+              HasSubstr("holding the policies of an external trainer takes"));
   EXPECT_THAT(memory_detail_with("external"), HasSubstr("holding the policies of an external trainer takes"));
   EXPECT_THAT(memory_detail_with("built_in"), HasSubstr("training"));
 }

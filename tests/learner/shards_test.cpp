@@ -9,6 +9,7 @@
 
 #include "base/random.hpp"
 #include "delta/safetensors.hpp"
+#include "learner/external/arriving_body.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -53,8 +54,8 @@ Piece cut(const Tensor& whole, const Shape& offset, const Shape& length) {
   return piece;
 }
 
-std::string part(std::uint32_t rank, std::uint32_t ranks, const std::vector<Piece>& pieces,
-                 const std::string& attempt = "first") {
+std::string part_text(std::uint32_t rank, std::uint32_t ranks, const std::vector<Piece>& pieces,
+                      const std::string& attempt) {
   json tensors = json::object();
   delta::StateView state;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -67,6 +68,11 @@ std::string part(std::uint32_t rank, std::uint32_t ranks, const std::vector<Piec
   const auto bytes =
       delta::safetensors_bytes(*delta::canonical(std::move(state)), {{"echoline_shards", metadata.dump()}});
   return *bytes;
+}
+
+overlay::Slice part(std::uint32_t rank, std::uint32_t ranks, const std::vector<Piece>& pieces,
+                    const std::string& attempt = "first") {
+  return slice_of(part_text(rank, ranks, pieces, attempt));
 }
 
 std::string error_of(const Result<std::optional<delta::OwnedState>>& result) {
@@ -180,7 +186,7 @@ TEST_F(TwoRanks, ShardsThatDoNotFitAreNamed) {
   EXPECT_THAT(error_of(collector_.add(Version{2}, part(0, 2, {Piece{top_.content, "w", {1, 3}, {0, 0}}}))),
               HasSubstr("[2, 3] from [0, 0] is not within the tensor's shape [1, 3]"));
   EXPECT_THAT(error_of(collector_.add(Version{2}, part(2, 2, {top_}))), HasSubstr("expected the metadata"));
-  EXPECT_THAT(error_of(collector_.add(Version{2}, "no safetensors")), HasSubstr("the shards of a rank"));
+  EXPECT_THAT(error_of(collector_.add(Version{2}, slice_of("no safetensors"))), HasSubstr("the shards of a rank"));
   ASSERT_TRUE(collector_.add(Version{2}, part(0, 2, {top_})));
   EXPECT_THAT(error_of(collector_.add(Version{2}, part(1, 3, {bottom_}))), HasSubstr("rank 1 is of 3 ranks"));
   ShardCollector small(Bytes{100});
@@ -190,14 +196,14 @@ TEST_F(TwoRanks, ShardsThatDoNotFitAreNamed) {
 }
 
 TEST_F(TwoRanks, DamagedPartsAreRefusedOrJoined) {
-  const std::string good = part(0, 2, {top_, cut(whole_, {0, 0}, {0, 3})});
+  const std::string good = part_text(0, 2, {top_, cut(whole_, {0, 0}, {0, 3})}, "first");
   for (int round = 0; round < 20'000; ++round) {
     std::string damaged = good;
     for (std::uint64_t changes = 1 + random_.below(4); changes-- > 0;)
       damaged[random_.below(damaged.size())] = static_cast<char>(random_.below(256));
     if (random_.below(5) == 0) damaged.resize(random_.below(damaged.size()));
     ShardCollector collector(Bytes{1 << 16});
-    if (collector.add(Version{2}, std::move(damaged))) (void)collector.add(Version{2}, part(1, 2, {bottom_}));
+    if (collector.add(Version{2}, slice_of(std::move(damaged)))) (void)collector.add(Version{2}, part(1, 2, {bottom_}));
   }
 }
 

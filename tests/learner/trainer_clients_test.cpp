@@ -211,8 +211,8 @@ class TrainerClients : public ::testing::Test {
     options.body_max = {1 << 20};
     options.idle_max = idle_max;
     options.run_facts = {{"steps_total", steps}};
-    options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
-      ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
+    options.parse_policy = [](Version, const overlay::Slice& body) -> Result<delta::OwnedState> {
+      ECHO_ASSIGN(const auto content, delta::parse_safetensors(body.bytes(), "policy"));
       return delta::copy_of(content.tensors);
     };
     std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n";
@@ -224,7 +224,7 @@ class TrainerClients : public ::testing::Test {
   fs::path socket_path() const { return api_->address()["socket"].get<std::string>(); }
 
   static constexpr Duration kPatience = seconds(120);
-  const SystemClock clock_;
+  const SystemClock clock_{};
   fs::path folder_;
   std::optional<TrainerLink> trainer_link_;
   std::unique_ptr<TrainerServer> api_;

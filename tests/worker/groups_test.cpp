@@ -359,22 +359,26 @@ TEST_F(GroupsTest, SidePromptsAreNotTrainedOn) {
   task_.spec.set_response_tokens_max(10);
   task_.spec.set_turn_tokens_max(4);
   const auto text = [&](const Sequence& s) { return task_.phrasing->tokenizer().decode(s.prompt); };
-  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->on_outcome(answered(s.id, "7"));
+  std::set<std::uint64_t> seeds;
+  for (const Sequence& s : begin(lease(1, "3+4="))) seeds.insert(s.seed), groups_->on_outcome(answered(s.id, "7"));
   const auto side_prompt = groups_->advance().next;
   ASSERT_EQ(side_prompt.size(), kGroup);
   for (const Sequence& s : side_prompt) {
     EXPECT_EQ(text(s), "9?") << "a prompt of its own";
     EXPECT_EQ(s.tokens_max, 4);
+    seeds.insert(s.seed);
     groups_->on_outcome(answered(s.id, "5"));
   }
   const auto own = groups_->advance().next;
   ASSERT_EQ(own.size(), kGroup);
   for (const Sequence& s : own) {
     EXPECT_EQ(text(s), "3+4=7<|endoftext|>\n5\n");
+    seeds.insert(s.seed);
     Outcome outcome = answered(s.id, "6");
     outcome.response->spans = {{Version{5}, 2}};
     groups_->on_outcome(std::move(outcome));
   }
+  EXPECT_EQ(seeds.size(), 3 * kGroup) << "every turn and side prompt draws its own random numbers";
   const auto last = groups_->advance();
   ASSERT_EQ(last.ended.size(), 1u);
   for (const schema::Trajectory& t : std::get<schema::Submission>(last.ended[0].result).trajectories()) {
