@@ -7,13 +7,8 @@
 
 #include "base/files.hpp"
 #include "learner/launch.hpp"
-#include "overlay/uv/hosts.hpp"
 
 namespace echoline::cli {
-
-Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
-  return overlay::parse_endpoint(option, text);
-}
 
 Result<overlay::trust::Secret> find_token(const std::string& token, const std::string& token_file) {
   std::string text = token;

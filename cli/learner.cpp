@@ -64,14 +64,14 @@ int run_worker(const WorkerArguments& args, const std::atomic<bool>& stop, std::
   worker::AgentOptions agent_options;
   agent_options.on_contact = std::move(on_contact);
   overlay::WorkerOptions& node_options = agent_options.node;
-  const auto learner = parse_endpoint("--join", args.join);
+  const auto learner = overlay::parse_endpoint("--join", args.join);
   if (!learner) return report_error("worker", learner.error());
   node_options.learner = *learner;
   auto token = find_token(args.token, args.token_file);
   if (!token) return report_error("worker", token.error());
   node_options.token = std::move(*token);
   if (!args.advertise.empty()) {
-    const auto advertise = parse_endpoint("--advertise", args.advertise);
+    const auto advertise = overlay::parse_endpoint("--advertise", args.advertise);
     if (!advertise) return report_error("worker", advertise.error());
     node_options.advertise = *advertise;
   } else {

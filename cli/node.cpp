@@ -21,14 +21,14 @@ struct NodeArguments {
 Result<learner::TrainerNodeOptions> options_of(const NodeArguments& args) {
   learner::TrainerNodeOptions options;
   overlay::WorkerOptions& overlay = options.overlay;
-  ECHO_ASSIGN(overlay.learner, parse_endpoint("RUN-ADDRESS", args.join));
+  ECHO_ASSIGN(overlay.learner, overlay::parse_endpoint("RUN-ADDRESS", args.join));
   ECHO_ASSIGN(overlay.token, find_token(args.token, args.token_file));
   overlay.name = overlay::is_trainer_node(args.name) ? args.name : std::string(overlay::kTrainerNodePrefix) + args.name;
   options.folder = args.folder;
   overlay.folder = options.folder / "overlay";
   overlay.port = args.port;
   if (!args.advertise.empty()) {
-    ECHO_ASSIGN(overlay.advertise, parse_endpoint("--advertise", args.advertise));
+    ECHO_ASSIGN(overlay.advertise, overlay::parse_endpoint("--advertise", args.advertise));
   }
   if (!args.up.empty()) {
     ECHO_ASSIGN(overlay.limits.up, parse_bit_rate(args.up));

@@ -7,10 +7,10 @@
 
 #include "base/log.hpp"
 #include "base/secret.hpp"
-#include "cli/join.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
+#include "overlay/uv/hosts.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -23,7 +23,7 @@ struct RelayArguments {
 
 Result<overlay::relay::RelayOptions> options_of(const RelayArguments& args) {
   overlay::relay::RelayOptions options;
-  ECHO_ASSIGN(options.bind, parse_endpoint("--listen", args.listen));
+  ECHO_ASSIGN(options.bind, overlay::parse_endpoint("--listen", args.listen));
   ECHO_ASSIGN(std::string key, read_secret("ECHOLINE_RELAY_KEY", args.key_file));
   options.key = overlay::trust::Secret(std::move(key));
   options.limits.runs = args.runs;

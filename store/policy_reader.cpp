@@ -9,7 +9,7 @@
 #include "base/files.hpp"
 #include "delta/mapped_file.hpp"
 #include "delta/pending_file.hpp"
-#include "store/sha256.hpp"
+#include "overlay/trust/sha256.hpp"
 
 namespace echoline::store {
 namespace {
@@ -119,7 +119,7 @@ Result<std::vector<StoredFile>> PolicyReader::files() {
 
 Result<std::string> PolicyReader::file(const StoredFile& file) {
   ECHO_ASSIGN(std::string content, store_.read(file_key(file.sha256), kFileBytesMax));
-  if (sha256_hex(as_bytes(content)) != file.sha256)
+  if (overlay::trust::sha256_hex(as_bytes(content)) != file.sha256)
     return fail(Code::kCorrupt, kOperation, "{}: the stored file has another SHA-256 than {}", file.name, file.sha256);
   return content;
 }
@@ -205,7 +205,8 @@ Status PolicyReader::download(const Manifest& manifest, const std::filesystem::p
     if (::fsync(file.get()) != 0) return os_error(kFetch, path);
   }
   ECHO_ASSIGN(const auto patch, delta::MappedFile::open(path, kFetch));
-  const std::string found = patch.bytes().size() == manifest.patch_bytes ? sha256_hex(patch.bytes()) : "another size";
+  const std::string found =
+      patch.bytes().size() == manifest.patch_bytes ? overlay::trust::sha256_hex(patch.bytes()) : "another size";
   if (found == manifest.sha256) return ok();
   ::unlink(path.c_str());
   return fail(Code::kCorrupt, kFetch, "{}: expected {} bytes with SHA-256 {}, found {} bytes with {}",

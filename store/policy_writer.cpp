@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/log.hpp"
-#include "store/sha256.hpp"
+#include "overlay/trust/sha256.hpp"
 
 namespace echoline::store {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kOperation = kPublishOperation;
 constexpr double kMsPerSecond = 1e3;
 
-std::string ready_text(std::string_view manifest) { return sha256_hex(as_bytes(manifest)) + "\n"; }
+std::string ready_text(std::string_view manifest) { return overlay::trust::sha256_hex(as_bytes(manifest)) + "\n"; }
 
 }  // namespace
 
@@ -194,7 +194,7 @@ Status PolicyWriter::publish(Version version, std::optional<Version> base, std::
     return fail(Code::kStale, kOperation, "a snapshot of version {} comes after version {}", version,
                 newest_->name.version);
   }
-  manifest.sha256 = sha256_hex(patch);
+  manifest.sha256 = overlay::trust::sha256_hex(patch);
   ECHO_TRY(lease_->check());
   ECHO_TRY(store_.put(manifest.patch_key(), patch));
   ECHO_TRY(lease_->check());
@@ -248,7 +248,7 @@ Result<bool> PolicyWriter::adopt(const Manifest& found, const Manifest& wanted) 
 Status PolicyWriter::publish_files(const std::map<std::string, std::string>& files) {
   std::vector<StoredFile> list;
   for (const auto& [name, content] : files)
-    list.push_back({.name = name, .bytes = content.size(), .sha256 = sha256_hex(as_bytes(content))});
+    list.push_back({.name = name, .bytes = content.size(), .sha256 = overlay::trust::sha256_hex(as_bytes(content))});
   const std::string text = sign(list, key_);
   const auto found = store_.read(std::string(kFilesKey), kFileListBytesMax);
   if (found && *found == text) return ok();

@@ -11,9 +11,9 @@
 
 #include "base/http.hpp"
 #include "base/text.hpp"
+#include "overlay/trust/sha256.hpp"
 #include "store/keys.hpp"
 #include "store/s3_answers.hpp"
-#include "store/sha256.hpp"
 
 namespace echoline::store {
 namespace {
@@ -166,7 +166,7 @@ S3Store::Answer S3Store::try_once(const Request& request) {
   // libcurl signs these headers. Debian 12's (7.88) needs Host with the port, and does not hash the body for S3.
   const auto host_begin = options_.url.find("://") + 3;
   add_header("Host: " + options_.url.substr(host_begin, options_.url.find('/', host_begin) - host_begin));
-  add_header("x-amz-content-sha256: " + sha256_hex(request.body));
+  add_header("x-amz-content-sha256: " + overlay::trust::sha256_hex(request.body));
   if (!request.body.empty()) add_header("Content-Type: application/octet-stream");
   if (request.wants_absence) add_header("If-None-Match: *");
   if (!request.if_match.empty()) add_header("If-Match: " + request.if_match);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "overlay/trust/openssl.hpp"
+#include "overlay/trust/sha256.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -46,21 +47,17 @@ Result<BundleFile> open_bundle(const std::filesystem::path& path) {
   if (!S_ISREG(info.st_mode) || info.st_size == 0)
     return fail(Code::kInvalid, kOperation, "{}: expected a file that `echoline bundle` has made", path.string());
   bundle.size = Bytes{static_cast<std::uint64_t>(info.st_size)};
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
-  EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
-  std::vector<char> buffer(1 << 20);
+  trust::Sha256 hash;
+  std::vector<std::byte> buffer(1 << 20);
   for (std::uint64_t offset = 0; offset < bundle.size.count;) {
     const ssize_t bytes_read = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
     if (bytes_read <= 0)
       return bytes_read < 0 ? os_error(kOperation, path)
                             : fail(Code::kIo, kOperation, "{}: it has become shorter", path.string());
-    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(bytes_read));
+    hash.update(std::span(buffer).first(static_cast<std::size_t>(bytes_read)));
     offset += static_cast<std::uint64_t>(bytes_read);
   }
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int digest_bytes = 0;
-  EVP_DigestFinal_ex(context.get(), digest, &digest_bytes);
-  for (unsigned int i = 0; i < digest_bytes; ++i) bundle.sha256 += fmt::format("{:02x}", digest[i]);
+  bundle.sha256 = hash.hex();
   return bundle;
 }
 

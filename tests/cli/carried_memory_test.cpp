@@ -12,7 +12,7 @@
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
-#include "tests/cli/program.hpp"
+#include "tests/cli/unknown_model.hpp"
 
 namespace echoline::testing {
 namespace {
@@ -31,11 +31,7 @@ constexpr std::uint64_t kWorkerMemoryMax = 320'000'000;
 
 // A model that this program cannot compute, with values that do not compress.
 void write_model(const fs::path& folder) {
-  ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", folder.string()}).status, 0);
-  json config = json_file(folder / "config.json");
-  config["model_type"] = "carried_test";
-  config["architectures"] = {"CarriedTestForCausalLM"};
-  std::ofstream(folder / "config.json") << config;
+  ASSERT_NO_FATAL_FAILURE(make_unknown_family(folder, "carried_test", "CarriedTestForCausalLM"));
   Random random(11);
   std::vector<std::byte> values(kTensorBytes + kTensors);
   for (std::size_t i = 0; i + 8 <= values.size(); i += 8) {

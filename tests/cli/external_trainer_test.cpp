@@ -13,7 +13,7 @@
 #include <map>
 
 #include "delta/checkpoint.hpp"
-#include "tests/cli/program.hpp"
+#include "tests/cli/unknown_model.hpp"
 
 extern char** environ;
 
@@ -274,11 +274,7 @@ while True:
 
 // The folder of a model that no part of the program can compute, with the tokenizer of another.
 void make_unknown_model(const fs::path& folder) {
-  ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", folder.string()}).status, 0);
-  json config = json_file(folder / "config.json");
-  config["model_type"] = "mixture_of_tomorrow";
-  config["architectures"] = {"TomorrowForCausalLM"};
-  std::ofstream(folder / "config.json") << config;
+  ASSERT_NO_FATAL_FAILURE(make_unknown_family(folder, "mixture_of_tomorrow", "TomorrowForCausalLM"));
   std::ofstream(folder / "chat_template.jinja") << "{{ messages[0]['content'] }}";
   const std::vector<std::byte> bytes(96, std::byte{0x21});
   const auto tensor = [&](const char* name, delta::DType type, std::vector<std::int64_t> shape) {

@@ -17,6 +17,37 @@ namespace echoline::learner {
 
 inline constexpr Duration kWait = std::chrono::seconds(10);
 
+// The trajectory of an honest worker for one member of a lease, with the response `text`.
+inline schema::Trajectory honest_trajectory(const schema::Lease& lease, std::uint32_t member, const std::string& text,
+                                            WorkerId worker, const model::Tokenizer& tokenizer,
+                                            const data_plane::Adapter& adapter) {
+  schema::Trajectory trajectory;
+  trajectory.set_id(std::to_string(lease.id()) + "/" + std::to_string(member));
+  trajectory.set_problem_id(lease.problem().id());
+  trajectory.set_group(lease.group());
+  trajectory.set_member(member);
+  const std::vector<model::Token> prompt = *tokenizer.encode(lease.problem().prompt());
+  for (const model::Token token : prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
+  std::vector<model::Token> response = *tokenizer.encode(text);
+  response.push_back(*tokenizer.end_of_text());
+  for (const model::Token token : response) {
+    trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
+    trajectory.add_logprobs(-0.5f);
+  }
+  trajectory.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
+  trajectory.mutable_spans(0)->set_version(lease.version());
+  const data_plane::Score score = *adapter.score(lease.problem(), text);
+  trajectory.set_reward(score.reward);
+  trajectory.set_correct(score.correct);
+  for (const auto& [name, value] : score.components) (*trajectory.mutable_components())[name] = value;
+  trajectory.set_text(text);
+  trajectory.set_finished(true);
+  trajectory.set_policy_digest(lease.policy_digest());
+  trajectory.set_lease(lease.id());
+  trajectory.set_worker(worker.value);
+  return trajectory;
+}
+
 class DeskTest : public ::testing::Test {
  protected:
   DeskTest() {
@@ -120,31 +151,8 @@ class DeskTest : public ::testing::Test {
     schema::Submission submission;
     submission.set_lease(lease.id());
     for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
-      schema::Trajectory& trajectory = *submission.add_trajectories();
-      trajectory.set_id(std::to_string(lease.id()) + "/" + std::to_string(member));
-      trajectory.set_problem_id(lease.problem().id());
-      trajectory.set_group(lease.group());
-      trajectory.set_member(member);
-      const std::vector<model::Token> prompt = *tokenizer_.encode(lease.problem().prompt());
-      for (const model::Token token : prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
       const std::string text = member == 0 ? lease.problem().reference() : "x";
-      std::vector<model::Token> response = *tokenizer_.encode(text);
-      response.push_back(*tokenizer_.end_of_text());
-      for (const model::Token token : response) {
-        trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
-        trajectory.add_logprobs(-0.5f);
-      }
-      trajectory.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
-      trajectory.mutable_spans(0)->set_version(lease.version());
-      const data_plane::Score score = *adapter_->score(lease.problem(), text);
-      trajectory.set_reward(score.reward);
-      trajectory.set_correct(score.correct);
-      for (const auto& [name, value] : score.components) (*trajectory.mutable_components())[name] = value;
-      trajectory.set_text(text);
-      trajectory.set_finished(true);
-      trajectory.set_policy_digest(lease.policy_digest());
-      trajectory.set_lease(lease.id());
-      trajectory.set_worker(worker.value);
+      *submission.add_trajectories() = honest_trajectory(lease, member, text, worker, tokenizer_, *adapter_);
     }
     return submission;
   }

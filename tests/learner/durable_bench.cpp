@@ -18,9 +18,7 @@
 #include <semaphore>
 #include <thread>
 
-#include "data_plane/trajectory.hpp"
-#include "learner/batch.hpp"
-#include "learner/rollout_desk.hpp"
+#include "tests/learner/desk.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -176,29 +174,9 @@ class Desk {
   std::string submission(const schema::Lease& lease, std::size_t worker) {
     schema::WorkerMessage message;
     message.mutable_submission()->set_lease(lease.id());
-    schema::Trajectory& trajectory = *message.mutable_submission()->add_trajectories();
-    trajectory.set_id(std::to_string(lease.id()) + "/0");
-    trajectory.set_problem_id(lease.problem().id());
-    trajectory.set_group(lease.group());
-    const std::vector<model::Token> prompt = *tokenizer_.encode(lease.problem().prompt());
-    for (const model::Token token : prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
     const std::string text(kResponseTokens - 1, 'x');
-    std::vector<model::Token> response = *tokenizer_.encode(text);
-    response.push_back(*tokenizer_.end_of_text());
-    for (const model::Token token : response) {
-      trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
-      trajectory.add_logprobs(-0.5f);
-    }
-    trajectory.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
-    const data_plane::Score score = *adapter_->score(lease.problem(), text);
-    trajectory.set_reward(score.reward);
-    trajectory.set_correct(score.correct);
-    for (const auto& [name, value] : score.components) (*trajectory.mutable_components())[name] = value;
-    trajectory.set_text(text);
-    trajectory.set_finished(true);
-    trajectory.set_policy_digest(lease.policy_digest());
-    trajectory.set_lease(lease.id());
-    trajectory.set_worker(worker + 1);
+    *message.mutable_submission()->add_trajectories() =
+        honest_trajectory(lease, 0, text, WorkerId{worker + 1}, tokenizer_, *adapter_);
     return message.SerializeAsString();
   }
 

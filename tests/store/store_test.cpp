@@ -6,11 +6,11 @@
 #include <fstream>
 
 #include "base/files.hpp"
+#include "overlay/trust/sha256.hpp"
 #include "store/directory_store.hpp"
 #include "store/manifest.hpp"
 #include "store/s3_answers.hpp"
 #include "store/s3_credentials.hpp"
-#include "store/sha256.hpp"
 #include "tests/store/contract.hpp"
 
 namespace echoline::store {
@@ -55,8 +55,10 @@ TEST(ObjectStore, AddressesAreChecked) {
 }
 
 TEST(Sha256, OfKnownTexts) {
-  EXPECT_EQ(sha256_hex(as_bytes("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  EXPECT_EQ(sha256_hex(as_bytes("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(overlay::trust::sha256_hex(as_bytes("")),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(overlay::trust::sha256_hex(as_bytes("abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
 // The variables that a test sets, instead of the process's.

@@ -1,5 +1,5 @@
 // SHA-256 by OpenSSL, which uses the processor's instructions for it.
-#include "store/sha256.hpp"
+#include "overlay/trust/sha256.hpp"
 
 #include <openssl/evp.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/result.hpp"
 
-namespace echoline::store {
+namespace echoline::overlay::trust {
 
 struct Sha256::Impl {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -38,4 +38,4 @@ std::string sha256_hex(std::span<const std::byte> bytes) {
   return hash.hex();
 }
 
-}  // namespace echoline::store
+}  // namespace echoline::overlay::trust

@@ -1,11 +1,11 @@
-// SHA-256, which every language has at hand: it identifies the objects of a store.
+// SHA-256, which every language and every host has at hand: of bundles and of the objects of a store.
 #pragma once
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 
-namespace echoline::store {
+namespace echoline::overlay::trust {
 
 class Sha256 {
  public:
@@ -24,4 +24,4 @@ class Sha256 {
 
 std::string sha256_hex(std::span<const std::byte> bytes);
 
-}  // namespace echoline::store
+}  // namespace echoline::overlay::trust
